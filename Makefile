@@ -1,0 +1,57 @@
+# make demo and make test are the two commands; the rest is for people who change the lab.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+# PyTorch's own index is asked only where the machine's settings know no CPU build of torch.
+TORCH := torch==2.13.0+cpu
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: help setup demo test unit lab lint format render bench lock clean
+
+help:  ## what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(BIN)/.ready  ## make .venv (re-used while the requirements stay the same)
+
+$(BIN)/.ready: requirements/cpu.txt pyproject.toml
+	@echo "setting up .venv ($$($(PYTHON) --version))"; start=$$SECONDS; set -e; \
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv; \
+	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) '$(TORCH)'; \
+	$(PIP) "$$(grep '^uv==' requirements/cpu.txt)"; \
+	grep -v '^torch==' requirements/cpu.txt > .venv/rest.txt; \
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r .venv/rest.txt || $(PIP) -r .venv/rest.txt; \
+	$(PIP) --no-build-isolation --editable .; \
+	touch $@; echo ".venv is ready after $$((SECONDS - start)) s"
+
+demo: setup  ## the five notebooks at demo scale, and the page that shows them
+	$(BIN)/labkit run all --run-id demo --scale demo
+
+test: setup lint  ## unit tests, real engine, notebooks
+	$(BIN)/python -m pytest tests/unit tests/engine tests/notebooks
+
+unit: setup  ## the tests that need no engine
+	$(BIN)/python -m pytest tests/unit
+
+lab: setup  ## JupyterLab on loopback
+	$(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir .
+
+lint: setup  ## ruff, and notebooks without outputs
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
+
+format: setup  ## what lint wants
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+	$(BIN)/nbstripout --keep-id --extra-keys "metadata.papermill cell.metadata.papermill" notebooks/*.ipynb
+
+render: setup  ## HTML pages of the demo run
+	$(BIN)/labkit render demo
+
+lock: setup  ## pin the requirements anew
+	cd requirements && ../$(BIN)/uv pip compile -q --python-version 3.11 --override override.txt --no-annotate \
+	  --no-header --no-emit-index-url --no-emit-find-links $${FIND_LINKS:+--find-links $$FIND_LINKS} cpu.in -o cpu.txt
+	cd requirements && ../$(BIN)/uv pip compile -q --python-version 3.11 --no-annotate --no-header \
+	  --no-emit-index-url --no-emit-find-links gpu.in -o gpu.txt
+
+clean:  ## remove what can be made again (not outputs/)
+	rm -rf .venv .cache .pytest_cache .ruff_cache

@@ -1,0 +1,243 @@
+"""The parameters of each notebook: one frozen dataclass a notebook, checked where it is made.
+
+A notebook's parameters cell holds flat scalars whose names and defaults equal the fields here. Zero or an
+empty string means "the scale decides"; once a settings object exists, every such field has its real value.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from labkit.errors import LabError
+
+SCALES = ("smoke", "demo", "full")
+
+
+class BadParameter(LabError):
+    """A notebook parameter is unknown, of the wrong type, or out of range."""
+
+
+def root() -> Path:
+    """The lab's folder: LABKIT_ROOT, else the checkout that labkit is imported from, else where we are."""
+    if "LABKIT_ROOT" in os.environ:
+        return Path(os.environ["LABKIT_ROOT"])
+    checkout = Path(__file__).resolve().parents[1]
+    return checkout if (checkout / "notebooks").is_dir() else Path.cwd()
+
+
+def outputs() -> Path:
+    """Where run folders are made: LABKIT_OUTPUTS, else outputs/ in the lab's folder."""
+    return Path(os.environ.get("LABKIT_OUTPUTS", root() / "outputs"))
+
+
+def cache() -> Path:
+    """Where built targets are kept: LABKIT_CACHE, else .cache/ in the lab's folder."""
+    return Path(os.environ.get("LABKIT_CACHE", root() / ".cache"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every notebook has. Fields left at 0 or "" take the value of the scale."""
+
+    notebook: ClassVar[str] = ""
+    by_scale: ClassVar[dict[str, tuple[int, int, int]]] = {}  # field: its value at smoke, demo, full
+    at_least: ClassVar[dict[str, float]] = {}  # field: its smallest value
+
+    target: str = "smollm2"
+    scale: str = "demo"
+    run_id: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check types and ranges, then fill in what the scale decides."""
+        for field in dataclasses.fields(self):
+            value = coerce(field.name, field.type, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        if self.scale not in SCALES:
+            raise BadParameter(f"scale={self.scale!r} is no scale", f"use one of {', '.join(SCALES)}")
+        for name, values in self.by_scale.items():
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, values[SCALES.index(self.scale)])
+        for name, smallest in self.at_least.items():
+            if getattr(self, name) < smallest:
+                raise BadParameter(f"{name}={getattr(self, name)} is below {smallest}", f"raise {name}")
+        if not self.run_id:
+            object.__setattr__(self, "run_id", f"{Path(self.target).name}-{self.scale}")
+        if Path(self.run_id).name != self.run_id:
+            raise BadParameter(f"run_id={self.run_id!r} is no plain folder name", "leave out slashes")
+
+    @property
+    def folder(self) -> Path:
+        """Where this notebook's results of this run go."""
+        return outputs() / self.run_id / self.notebook
+
+    @classmethod
+    def parameters(cls) -> dict[str, dataclasses.Field]:
+        """Its parameters by name."""
+        return {field.name: field for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Make settings from given values only; raises BadParameter for an unknown name."""
+        for name in values:
+            if name not in cls.parameters():
+                known = ", ".join(cls.parameters())
+                raise BadParameter(f"{cls.notebook} has no parameter {name!r}", f"its parameters: {known}")
+        return cls(**values)
+
+    @classmethod
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
+        """Make settings from a notebook's `globals()`: call it right after the parameters cell.
+
+        papermill only warns of a parameter that a notebook does not have, so the cell that papermill
+        injected is looked up in the input history and each name it assigns has to be known.
+        """
+        names = set(cls.parameters())
+        for source in namespace.get("In", []):
+            if source.startswith("# Parameters\n"):
+                names |= assigned_names(source)
+        return cls.of({name: namespace[name] for name in names if name in namespace})
+
+
+def assigned_names(source: str) -> set[str]:
+    """The names that a cell of plain assignments assigns."""
+    statements = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    return {target.id for node in statements for target in node.targets if isinstance(target, ast.Name)}
+
+
+def coerce(name: str, kind: Any, value: Any) -> Any:
+    """`value` as the field's type where nothing is lost (text from a command line, 1 for 1.0).
+
+    Raises BadParameter naming the parameter, the value and the type that it has to have.
+    """
+    kind = {"int": int, "float": float, "str": str, "bool": bool}.get(kind, kind)
+    flags = {"true": True, "false": False}
+    if kind is bool and isinstance(value, str) and value.lower() in flags:
+        return flags[value.lower()]
+    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)  # papermill reads `-p run_id 7` as a number
+    plain = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+    if plain:
+        return value
+    if kind in (int, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    raise BadParameter(f"parameter {name}={value!r} is no {kind.__name__}", f"give {name} as {kind.__name__}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiling(Settings):
+    """Notebook 01: where does decode time go?"""
+
+    notebook = "01_profiling"
+    by_scale = {"decode_steps": (8, 48, 128), "max_model_len": (512, 1024, 4096)}
+    at_least = {"tensor_parallel_size": 1, "decode_steps": 4, "prompt_tokens": 1}
+
+    target: str = "smollm2-tp2"
+    tensor_parallel_size: int = 2
+    decode_steps: int = 0
+    prompt_tokens: int = 32
+    max_model_len: int = 0
+    trace_dir: str = ""
+    server: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NgramBaseline(Settings):
+    """Notebook 02: what does the engine do today, and does n-gram speculation help?"""
+
+    notebook = "02_ngram_baseline"
+    by_scale = {"prompts_per_category": (1, 2, 10), "max_tokens": (24, 128, 1024), "repeats": (1, 2, 3),
+                "max_model_len": (1024, 2048, 8192)}
+    at_least = {"prompts_per_category": 1, "max_tokens": 2, "repeats": 1, "concurrency": 1,
+                "num_speculative_tokens": 1, "prompt_lookup_max": 1, "prompt_lookup_min": 1}
+
+    server: str = ""
+    variant_server: str = ""
+    model: str = ""
+    prompts: str = "benchmark"
+    prompts_per_category: int = 0
+    max_tokens: int = 0
+    repeats: int = 0
+    concurrency: int = 1
+    temperature: float = 0.0
+    num_speculative_tokens: int = 5
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 1
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertActivation(Settings):
+    """Notebook 03: how many experts does a step that verifies n tokens touch?"""
+
+    notebook = "03_expert_activation"
+    by_scale = {"num_tokens": (512, 8192, 65536)}
+    at_least = {"max_window": 2, "num_tokens": 64}
+
+    target: str = "mini-kimi"
+    num_tokens: int = 0
+    max_window: int = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Pipeline(Settings):
+    """Notebook 04: from prompts to a trained EAGLE-3 head."""
+
+    notebook = "04_eagle3_pipeline"
+    by_scale = {"num_prompts": (24, 400, 4000), "held_out": (4, 24, 200), "max_tokens": (48, 224, 512),
+                "draft_vocab_size": (1024, 4096, 16384), "epochs": (1, 5, 3),
+                "max_model_len": (512, 1024, 4096)}
+    at_least = {"num_prompts": 4, "held_out": 1, "max_tokens": 8, "draft_vocab_size": 16, "epochs": 1,
+                "ttt_steps": 1, "batch_tokens": 16, "concurrency": 1, "learning_rate": 1e-7}
+
+    prompts: str = "templated"
+    num_prompts: int = 0
+    held_out: int = 0
+    max_tokens: int = 0
+    temperature: float = 0.0
+    concurrency: int = 32
+    aux_layers: str = ""
+    draft_vocab_size: int = 0
+    epochs: int = 0
+    learning_rate: float = 1e-3
+    ttt_steps: int = 3
+    batch_tokens: int = 512
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Settings):
+    """Notebook 05: does the head pay?"""
+
+    notebook = "05_evaluation"
+    by_scale = {"prompts_per_category": (1, 2, 10), "held_out": (4, 16, 200), "max_tokens": (24, 128, 1024),
+                "repeats": (1, 2, 3), "max_model_len": (1024, 2048, 8192)}
+    at_least = {"prompts_per_category": 1, "held_out": 1, "max_tokens": 2, "repeats": 1, "concurrency": 1,
+                "num_speculative_tokens": 1}
+
+    head: str = ""
+    server: str = ""
+    variant_server: str = ""
+    model: str = ""
+    prompts: str = "benchmark"
+    prompts_per_category: int = 0
+    held_out: int = 0
+    max_tokens: int = 0
+    repeats: int = 0
+    concurrency: int = 1
+    num_speculative_tokens: int = 3
+    max_model_len: int = 0
+
+
+NOTEBOOKS: dict[str, type[Settings]] = {
+    cls.notebook: cls for cls in (Profiling, NgramBaseline, ExpertActivation, Eagle3Pipeline, Evaluation)
+}
