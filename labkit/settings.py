@@ -155,10 +155,21 @@ class NgramBaseline(Settings):
     """Notebook 02: what does the engine do today, and does n-gram speculation help?"""
 
     notebook = "02_ngram_baseline"
-    by_scale = {"prompts_per_category": (1, 2, 10), "max_tokens": (24, 128, 1024), "repeats": (1, 2, 3),
-                "max_model_len": (1024, 2048, 8192)}
-    at_least = {"prompts_per_category": 1, "max_tokens": 2, "repeats": 1, "concurrency": 1,
-                "num_speculative_tokens": 1, "prompt_lookup_max": 1, "prompt_lookup_min": 1}
+    by_scale = {
+        "prompts_per_category": (1, 2, 10),
+        "max_tokens": (24, 128, 1024),
+        "repeats": (1, 2, 3),
+        "max_model_len": (1024, 2048, 8192),
+    }
+    at_least = {
+        "prompts_per_category": 1,
+        "max_tokens": 2,
+        "repeats": 1,
+        "concurrency": 1,
+        "num_speculative_tokens": 1,
+        "prompt_lookup_max": 1,
+        "prompt_lookup_min": 1,
+    }
 
     server: str = ""
     variant_server: str = ""
@@ -193,11 +204,25 @@ class Eagle3Pipeline(Settings):
     """Notebook 04: from prompts to a trained EAGLE-3 head."""
 
     notebook = "04_eagle3_pipeline"
-    by_scale = {"num_prompts": (24, 400, 4000), "held_out": (4, 24, 200), "max_tokens": (48, 224, 512),
-                "draft_vocab_size": (1024, 4096, 16384), "epochs": (1, 5, 3),
-                "max_model_len": (512, 1024, 4096)}
-    at_least = {"num_prompts": 4, "held_out": 1, "max_tokens": 8, "draft_vocab_size": 16, "epochs": 1,
-                "ttt_steps": 1, "batch_tokens": 16, "concurrency": 1, "learning_rate": 1e-7}
+    by_scale = {
+        "num_prompts": (24, 400, 4000),
+        "held_out": (4, 24, 200),
+        "max_tokens": (48, 224, 512),
+        "draft_vocab_size": (1024, 4096, 16384),
+        "epochs": (1, 5, 3),
+        "max_model_len": (512, 1024, 4096),
+    }
+    at_least = {
+        "num_prompts": 4,
+        "held_out": 1,
+        "max_tokens": 8,
+        "draft_vocab_size": 16,
+        "epochs": 1,
+        "ttt_steps": 1,
+        "batch_tokens": 16,
+        "concurrency": 1,
+        "learning_rate": 1e-7,
+    }
 
     prompts: str = "templated"
     num_prompts: int = 0
@@ -219,10 +244,21 @@ class Evaluation(Settings):
     """Notebook 05: does the head pay?"""
 
     notebook = "05_evaluation"
-    by_scale = {"prompts_per_category": (1, 2, 10), "held_out": (4, 16, 200), "max_tokens": (24, 128, 1024),
-                "repeats": (1, 2, 3), "max_model_len": (1024, 2048, 8192)}
-    at_least = {"prompts_per_category": 1, "held_out": 1, "max_tokens": 2, "repeats": 1, "concurrency": 1,
-                "num_speculative_tokens": 1}
+    by_scale = {
+        "prompts_per_category": (1, 2, 10),
+        "held_out": (4, 16, 200),
+        "max_tokens": (24, 128, 1024),
+        "repeats": (1, 2, 3),
+        "max_model_len": (1024, 2048, 8192),
+    }
+    at_least = {
+        "prompts_per_category": 1,
+        "held_out": 1,
+        "max_tokens": 2,
+        "repeats": 1,
+        "concurrency": 1,
+        "num_speculative_tokens": 1,
+    }
 
     head: str = ""
     server: str = ""

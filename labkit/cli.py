@@ -1,0 +1,97 @@
+"""The `labkit` command: a few lines each over the modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit import settings
+from labkit.errors import LabError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("--parameter", "-p", help="name=value; for `all`, 02.name=value is for notebook 02 alone"),
+]
+
+
+def parse_parameters(pairs: list[str] | None) -> dict[str, str]:
+    """name: value, from name=value; raises BadParameter for anything else."""
+    given = {}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise settings.BadParameter(f"-p {pair!r} is no parameter", "write it as -p name=value")
+        given[name.strip()] = value
+    return given
+
+
+@app.command()
+def run(
+    notebook: Annotated[str, typer.Argument(help="01 to 05, a notebook's name, or all")],
+    parameter: Parameters = None,
+    run_id: Annotated[str, typer.Option(help="folder under outputs/; <target>-<scale> where left out")] = "",
+    scale: Annotated[str, typer.Option(help="smoke, demo or full")] = "",
+    force: Annotated[bool, typer.Option(help="run stages again that are up to date")] = False,
+    help_parameters: Annotated[bool, typer.Option(help="list the notebook's parameters and stop")] = False,
+) -> None:
+    """Run a notebook headless into outputs/<run id>/, or all five in order."""
+    from labkit import runs
+    from labkit.runs import headline
+
+    if help_parameters:
+        typer.echo(describe_parameters(notebook))
+        return
+    given = parse_parameters(parameter)
+    given |= {name: value for name, value in {"run_id": run_id, "scale": scale}.items() if value}
+    if notebook != "all":
+        runs.execute(notebook, given, force=force)
+        return
+    given.setdefault("run_id", f"{Path(given.get('target', 'smollm2')).name}-{given.get('scale', 'demo')}")
+    folder = runs.run_all(given, force=force)
+    index = runs.render(folder)
+    typer.echo(f"\n{headline.text_table(runs.headline_of(folder))}\n\n  {index}")
+
+
+def describe_parameters(notebook: str) -> str:
+    """A notebook's parameters with type and default; 0 or "" means that the scale decides."""
+    from labkit.runs import find_notebook
+
+    names = list(settings.NOTEBOOKS) if notebook == "all" else [find_notebook(notebook)]
+    lines = []
+    for name in names:
+        cls = settings.NOTEBOOKS[name]
+        lines += [
+            name,
+            *(f"  {field.name}: {field.type} = {field.default!r}" for field in cls.parameters().values()),
+        ]
+    return "\n".join(lines)
+
+
+@app.command()
+def render(run: Annotated[str, typer.Argument(help="a run id or a run folder")]) -> None:
+    """Write self-contained HTML pages and index.html for a run."""
+    from labkit import runs
+    from labkit.runs import headline
+
+    index = runs.render(run)
+    typer.echo(f"{headline.text_table(runs.headline_of(index.parent))}\n\n  {index}")
+
+
+def main() -> None:
+    """Entry point: an error that the lab explains ends with its text and exit code 1, no stack trace."""
+    try:
+        app(standalone_mode=True)
+    except LabError as error:
+        typer.echo(f"labkit: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("labkit: interrupted; finished steps are kept, the same command goes on from there", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""A server as the notebooks use it: started for a variant and surely stopped, or attached to by its address."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from labkit import settings, targets
+from labkit.engine import diagnosis, launch, urls, variants
+from labkit.errors import LabError
+from labkit.runs.progress import Waiting
+
+START_LIMIT_S = 900.0
+
+
+class EngineFailed(LabError):
+    """A server did not come up."""
+
+
+class EngineDied(LabError):
+    """A server that was up ended by itself."""
+
+
+class PortInUse(LabError):
+    """The port that was asked for is taken."""
+
+
+class ServerUnreachable(LabError):
+    """Nothing answers at the address that was given."""
+
+
+class BadTensorParallel(LabError):
+    """The model's heads cannot be dealt out to that many ranks."""
+
+
+@dataclass
+class Server:
+    """An OpenAI-compatible server. `process` is None where the lab did not start it."""
+
+    base_url: str
+    model: str
+    variant: str = "attached"
+    options: dict[str, Any] = field(default_factory=dict)
+    log_path: Path | None = None
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def root_url(self) -> str:
+        """The address without /v1."""
+        return urls.root_url(self.base_url)
+
+    @property
+    def metrics_url(self) -> str:
+        """Where its Prometheus text is."""
+        return f"{self.root_url}/metrics"
+
+    def alive(self) -> bool:
+        """Whether it runs (an attached one: whether it answers)."""
+        if self.process is not None:
+            return self.process.poll() is None
+        return bool(models_at(self.base_url))
+
+    def check(self) -> None:
+        """Raise EngineDied, with the end of the log and the likely cause, when it no longer runs."""
+        if self.alive():
+            return
+        if self.process is None or self.log_path is None:
+            raise EngineDied(f"the server at {self.base_url} no longer answers", "start it again, then run again")
+        reason, remedy = diagnosis.cause(self.log_path, self.process.returncode)
+        raise EngineDied(
+            f"the {self.variant} server ended by itself ({reason}); the end of {self.log_path}:\n"
+            f"{diagnosis.tail(self.log_path)}",
+            f"{remedy}. What was finished stays and is used on the next run",
+        )
+
+    def stop(self) -> None:
+        """Stop it with every process it started; returns when they are gone."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGTERM)  # the supervisor ends the whole process tree
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def models_at(url: str) -> list[str]:
+    """The model names that a server lists; empty where nothing answers."""
+    try:
+        reply = httpx.get(f"{url}/models", timeout=10)
+        return [entry["id"] for entry in reply.json()["data"]]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return []
+
+
+def attach(url: str, model: str | None = None) -> Server:
+    """A server that is already there; `url` in any of the forms that people type.
+
+    Raises ServerUnreachable when no OpenAI-compatible server answers, or when it does not have `model`.
+    """
+    base = urls.base_url(url)
+    names = models_at(base)
+    if not names:
+        raise ServerUnreachable(
+            f"no OpenAI-compatible server answers at {base}/models",
+            "check that it is up and that the address is right (http://host:port)",
+        )
+    if model and model not in names:
+        raise ServerUnreachable(f"the server at {base} has no model {model!r}", f"it has {', '.join(names)}")
+    return Server(base, model or names[0])
+
+
+@contextlib.contextmanager
+def serve(
+    target: targets.Target | str | Path,
+    variant: str = "baseline",
+    *,
+    log_dir: Path | None = None,
+    start_limit_s: float = START_LIMIT_S,
+    **overrides: Any,
+) -> Iterator[Server]:
+    """Serve a target with vLLM on loopback for as long as the block runs, whatever happens in it.
+
+    `overrides` are options of the variant (labkit.engine.variants). The log goes to `log_dir`/server-<variant>.log.
+    Raises EngineFailed (with the log's end and the likely cause), PortInUse, BadTensorParallel, UnknownVariant.
+    """
+    target = target if isinstance(target, targets.Target) else targets.resolve(target)
+    options = variants.options_of(variant, overrides)
+    check_tensor_parallel(target, options["tensor_parallel_size"])
+    server = launch_server(target, variant, options, log_dir or settings.outputs() / "servers")
+    try:
+        wait_ready(server, start_limit_s)
+        yield server
+    finally:
+        server.stop()
+
+
+def check_tensor_parallel(target: targets.Target, size: int) -> None:
+    """Raise BadTensorParallel, naming the sizes that would do, unless the heads divide by `size`."""
+    possible = target.geometry.tensor_parallel_sizes(max(64, size))
+    if size not in possible:
+        raise BadTensorParallel(
+            f"tensor_parallel_size={size} does not fit {target.label}: "
+            f"{target.geometry.num_attention_heads} attention and {target.geometry.num_key_value_heads} KV heads",
+            f"use one of {', '.join(map(str, possible))}"
+            + (", or the padded target smollm2-tp2" if target.name == "smollm2" else ""),
+        )
+
+
+def launch_server(target: targets.Target, variant: str, options: dict[str, Any], log_dir: Path) -> Server:
+    """Start the process; the server is not ready yet."""
+    if not (launch.on_cpu() or launch.installed("vllm")):
+        raise EngineFailed("no vLLM is installed in this environment", "run `make setup`, then `labkit doctor`")
+    if options["port"] and launch.port_taken(options["port"]):
+        raise PortInUse(
+            f"port {options['port']} is in use on this machine", "leave `port` at 0 or name another one"
+        )
+    port = options["port"] or launch.free_port()
+    for folder in (log_dir, *variants.storage_of(options)):
+        folder.mkdir(parents=True, exist_ok=True)
+    words = launch.command(target.path, target.name, variant, port, options)
+    log_path = log_dir / f"server-{variant}.log"
+    process = launch.start(words, launch.environment(options), log_path)
+    return Server(f"http://127.0.0.1:{port}/v1", target.name, variant, options, log_path, process)
+
+
+def wait_ready(server: Server, limit_s: float) -> None:
+    """Wait for /health with a progress line; raises EngineFailed when the server ends or time runs out."""
+    waiting = Waiting(f"starting the {server.variant} server")
+    while True:
+        if server.process is not None and server.process.poll() is not None:
+            waiting.done("failed")
+            raise failure(server, f"ended while starting, after {waiting.seconds:.0f} s")
+        if waiting.seconds > limit_s:
+            waiting.done("too slow")
+            raise failure(server, f"was not ready after {limit_s:.0f} s")
+        if healthy(server):
+            waiting.done("ready")
+            return
+        waiting.tick()
+        time.sleep(0.5)
+
+
+def healthy(server: Server) -> bool:
+    """Whether /health answers 200."""
+    try:
+        return httpx.get(f"{server.root_url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def failure(server: Server, what: str) -> EngineFailed:
+    """The error for a server that did not come up, from its log."""
+    log = server.log_path
+    assert log is not None
+    reason, remedy = diagnosis.cause(log, server.process.returncode if server.process else None)
+    error = diagnosis.last_error(log)
+    return EngineFailed(
+        f"the {server.variant} server {what}. Likely cause: {reason}."
+        + (f" It said: {error}" if error else "")
+        + f"\nThe end of {log}:\n{diagnosis.tail(log)}",
+        remedy,
+    )

@@ -1,0 +1,76 @@
+"""A small process between the lab and a server: whatever ends, nothing of the server is left behind.
+
+`python -m labkit.engine.supervisor SPEC` reads a JSON spec (command, environment, owner process), starts the
+command in a session of its own and waits. It ends the server with every descendant when its owner is gone
+(a notebook kernel killed with SIGKILL cannot clean up itself), on SIGTERM, or when the server's main process
+ends; engine processes whose parent died are re-parented to the supervisor and so are found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+POLL_S = 0.25
+GRACE_S = 8.0
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent dies (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """In the child before exec: SIGKILL when the supervisor itself is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def alive(pid: int, started: float) -> bool:
+    """Whether the process that had this id and start time still runs."""
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end_descendants() -> None:
+    """SIGTERM to all descendants, SIGKILL to those that stay."""
+    for how, patience in ((psutil.Process.terminate, GRACE_S), (psutil.Process.kill, GRACE_S)):
+        rest = psutil.Process().children(recursive=True)
+        for process in rest:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                how(process)
+        psutil.wait_procs(rest, timeout=patience)
+        if not psutil.Process().children(recursive=True):
+            return
+
+
+def main(spec_path: str) -> int:
+    """Run the spec's command until it, or its owner, ends; returns the command's exit code."""
+    spec = json.loads(Path(spec_path).read_text())
+    adopt_orphans()
+    stopping = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stopping.append(True))
+    server = subprocess.Popen(spec["command"], env=os.environ | spec["environment"], preexec_fn=die_with_parent)
+    try:
+        while server.poll() is None and not stopping and alive(spec["owner"], spec["owner_started"]):
+            time.sleep(POLL_S)
+    finally:
+        end_descendants()
+    return server.poll() or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

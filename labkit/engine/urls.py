@@ -1,0 +1,31 @@
+"""One form for the address of an OpenAI-compatible server, whatever form a person typed."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit, urlunsplit
+
+from labkit.errors import LabError
+
+
+class BadUrl(LabError):
+    """An address that no server can have."""
+
+
+def base_url(url: str) -> str:
+    """The address ending in one `/v1`, from host:port with or without scheme, slash or `/v1`.
+
+    A path before `/v1` (a gateway's) is kept. Raises BadUrl for anything that is no http address.
+    """
+    text = url.strip()
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadUrl(f"{url!r} is no http address", "give it as http://host:port")
+    path = parts.path.rstrip("/")
+    while path.endswith("/v1"):
+        path = path[: -len("/v1")].rstrip("/")
+    return urlunsplit((parts.scheme, parts.netloc, f"{path}/v1", "", ""))
+
+
+def root_url(url: str) -> str:
+    """The address without `/v1`, where /health, /metrics and /start_profile are."""
+    return base_url(url)[: -len("/v1")]

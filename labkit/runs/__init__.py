@@ -1,0 +1,21 @@
+"""Run folders, provenance, execution through papermill, progress and rendered pages."""
+
+from __future__ import annotations
+
+from labkit.runs.execute import StageFailed, UnknownNotebook, execute, find_notebook, run_all
+from labkit.runs.progress import progress
+from labkit.runs.render import UnknownRun, render
+from labkit.runs.stage import Stage, headline_of
+
+__all__ = [
+    "Stage",
+    "StageFailed",
+    "UnknownNotebook",
+    "UnknownRun",
+    "execute",
+    "find_notebook",
+    "headline_of",
+    "progress",
+    "render",
+    "run_all",
+]

@@ -1,0 +1,157 @@
+"""Notebooks run headless through papermill, skipped when nothing that they depend on changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from labkit import files, settings
+from labkit.errors import LabError
+from labkit.settings import NOTEBOOKS, BadParameter, Settings
+
+# Stages whose results a stage takes up; what they measured is part of its own inputs.
+UPSTREAM = {"05_evaluation": ("02_ngram_baseline", "04_eagle3_pipeline")}
+
+
+class UnknownNotebook(LabError):
+    """No notebook has this name or number."""
+
+
+class StageFailed(LabError):
+    """A cell of a notebook raised; the partial notebook is kept."""
+
+
+def find_notebook(name: str) -> str:
+    """The notebook that a number ("02"), a name or a path stands for."""
+    stem = Path(name).stem
+    found = [known for known in NOTEBOOKS if known == stem or known.split("_")[0] == stem.zfill(2)]
+    if not found:
+        raise UnknownNotebook(f"there is no notebook {name!r}", f"use one of {', '.join(NOTEBOOKS)}, or all")
+    return found[0]
+
+
+def digest(chosen: Settings) -> str:
+    """What a stage's results depend on: its settings, its notebook, and the stages that it takes up."""
+    source = settings.root() / "notebooks" / f"{chosen.notebook}.ipynb"
+    upstream = [chosen.folder.parent / name / "run.json" for name in UPSTREAM.get(chosen.notebook, ())]
+    inputs = [files.read_json(path)["started"] if path.exists() else None for path in upstream]
+    values = {name: value for name, value in dataclasses.asdict(chosen).items() if name != "run_id"}
+    return files.digest([values, files.digest_file(source), inputs])
+
+
+def finished(chosen: Settings) -> bool:
+    """Whether the stage's results are there and fit its settings and inputs."""
+    path = chosen.folder / "run.json"
+    return path.exists() and files.read_json(path).get("executed", {}).get("digest") == digest(chosen)
+
+
+def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False) -> Path:
+    """Run one notebook headless into outputs/<run_id>/<notebook>/; returns the executed copy.
+
+    Unknown or ill-typed parameters raise BadParameter before anything starts. A failing cell raises
+    StageFailed; the partial notebook and the server logs stay in the stage's folder.
+    """
+    chosen = NOTEBOOKS[find_notebook(notebook)].of(parameters)
+    output = chosen.folder / f"{chosen.notebook}.ipynb"
+    if finished(chosen) and output.exists() and not force:
+        say(f"{chosen.notebook}: up to date in {chosen.folder}")
+        return output
+    say(f"{chosen.notebook} -> {chosen.folder}")
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    run_papermill(chosen, parameters, output)
+    record_execution(chosen, parameters, time.time() - started)
+    say(f"{chosen.notebook}: done in {time.time() - started:.0f} s")
+    return output
+
+
+def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path) -> None:
+    """Execute the notebook with the lab's root as working directory, its text streamed to the terminal."""
+    import papermill
+
+    source = settings.root() / "notebooks" / f"{chosen.notebook}.ipynb"
+    given = {"target": chosen.target, "scale": chosen.scale, "run_id": chosen.run_id}
+    given |= {name: getattr(chosen, name) for name in parameters}
+    try:
+        with quiet_environment():
+            papermill.execute_notebook(
+                str(source),
+                str(output),
+                given,
+                kernel_name="python3",
+                cwd=str(settings.root()),
+                progress_bar=False,
+                stdout_file=sys.stdout,
+                request_save_on_cell_execute=True,
+            )
+    except papermill.PapermillExecutionError as error:
+        raise StageFailed(
+            f"{chosen.notebook} stopped in cell {error.exec_count}: {error.ename}: {error.evalue}",
+            f"the partial notebook is {output}, server logs lie beside it; mend the cause and run the same "
+            "command again: finished steps are kept",
+        ) from error
+
+
+@contextmanager
+def quiet_environment() -> Iterator[None]:
+    """Environment of the kernels: no progress widgets from libraries, no debugger warning."""
+    extra = {"TQDM_DISABLE_WIDGETS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1", "LABKIT_HEADLESS": "1"}
+    before = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def record_execution(chosen: Settings, parameters: Mapping[str, Any], seconds: float) -> None:
+    """Add to run.json how the stage was run, and the digest that lets the next run skip it."""
+    path = chosen.folder / "run.json"
+    if not path.exists():
+        raise StageFailed(f"{chosen.notebook} ended without writing {path}", "run it again with --force")
+    words = [f"-p {name}={shlex.quote(str(value))}" for name, value in parameters.items() if name != "run_id"]
+    command = " ".join(["labkit run", chosen.notebook[:2], "--run-id", shlex.quote(chosen.run_id), *words])
+    executed = {"digest": digest(chosen), "command": command, "wall_seconds": round(seconds, 1)}
+    files.write_json(path, files.read_json(path) | {"executed": executed})
+
+
+def parameters_for(notebook: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Of parameters for all notebooks, those that this one has; "02.max_tokens" is for 02 alone."""
+    chosen = {}
+    for name, value in parameters.items():
+        prefix, _, bare = name.rpartition(".")
+        if prefix and find_notebook(prefix) == notebook:
+            chosen[bare] = value
+        elif not prefix and name in NOTEBOOKS[notebook].parameters():
+            chosen[name] = value
+    return chosen
+
+
+def run_all(parameters: Mapping[str, Any], *, force: bool = False) -> Path:
+    """Run the five notebooks in order into one run folder; returns it."""
+    for name in parameters:
+        prefix, _, bare = name.rpartition(".")
+        owners = [find_notebook(prefix)] if prefix else list(NOTEBOOKS)
+        if not any(bare in NOTEBOOKS[owner].parameters() for owner in owners):
+            raise BadParameter(f"no notebook has a parameter {name!r}", "see `labkit run NN --help-parameters`")
+    plans = {name: parameters_for(name, parameters) for name in NOTEBOOKS}
+    chosen = {name: NOTEBOOKS[name].of(plan) for name, plan in plans.items()}  # all checked before any starts
+    started = time.time()
+    for name, plan in plans.items():
+        execute(name, plan, force=force)
+    say(f"all five notebooks: {time.time() - started:.0f} s")
+    return next(iter(chosen.values())).folder.parent
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal."""
+    sys.stdout.write(f"[labkit] {text}\n")
+    sys.stdout.flush()

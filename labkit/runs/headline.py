@@ -1,0 +1,117 @@
+"""The headline table of a run: which figures, from which notebook, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Headline = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the headline table."""
+
+    what: str
+    value: str
+    note: str
+    notebook: str
+
+
+def number(headline: Headline, name: str, form: str = ".2f", unit: str = "") -> str:
+    """A figure as text; a dash where it was not measured."""
+    value = headline.get(name)
+    return "–" if value is None else f"{value:{form}}{unit}"
+
+
+def speedup(headline: Headline, prefix: str) -> str:
+    """A speedup with its interval."""
+    middle, low, high = (headline.get(f"{prefix}{end}") for end in ("", "_low", "_high"))
+    if middle is None:
+        return "–"
+    return f"{middle:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "")
+
+
+def expert_note(headline: Headline) -> str:
+    """How to read the unique experts, with the untrained model named as such."""
+    trained = "" if headline.get("moe_target_trained") else "; the MoE is an UNTRAINED stand-in"
+    uniform = number(headline, "unique_experts_n4_uniform")
+    return f"experts a layer that 4 consecutive tokens touch; independence predicts {uniform}{trained}"
+
+
+# notebook: (what, value, note) for each line, each from that notebook's headline
+LINES: dict[str, list[tuple[str, Callable[[Headline], str], Callable[[Headline], str]]]] = {
+    "01_profiling": [
+        (
+            "decode step",
+            lambda h: number(h, "decode_step_ms", ".1f", " ms"),
+            lambda h: "median over steps and ranks, profiled",
+        ),
+        (
+            "AllReduce share",
+            lambda h: number(h, "allreduce_share", ".1%"),
+            lambda h: "of a decode step's wall time, transfer and wait",
+        ),
+        (
+            "AllReduces a step",
+            lambda h: number(h, "allreduce_per_step", ".0f"),
+            lambda h: "counted in the traces of all ranks",
+        ),
+    ],
+    "02_ngram_baseline": [
+        (
+            "baseline",
+            lambda h: number(h, "baseline_tok_s", ".1f", " tok/s"),
+            lambda h: "decode, one stream unless the page says otherwise",
+        ),
+        (
+            "n-gram acceptance length",
+            lambda h: number(h, "ngram_acceptance_length"),
+            lambda h: "tokens a drafting step yields, bonus token included",
+        ),
+        (
+            "n-gram speedup",
+            lambda h: speedup(h, "ngram_speedup"),
+            lambda h: "median over paired prompts, 95% interval",
+        ),
+    ],
+    "03_expert_activation": [
+        ("unique experts at n=4", lambda h: number(h, "unique_experts_n4", ".1f"), expert_note),
+    ],
+    "05_evaluation": [
+        (
+            "EAGLE-3 acceptance length",
+            lambda h: number(h, "eagle3_acceptance_length"),
+            lambda h: f"benchmark prompts; of the training kind: {number(h, 'eagle3_acceptance_length_held_out')}",
+        ),
+        (
+            "EAGLE-3 speedup",
+            lambda h: speedup(h, "eagle3_speedup"),
+            lambda h: f"benchmark prompts; held-out prompts: {speedup(h, 'eagle3_speedup_held_out')}",
+        ),
+        (
+            "go or no-go",
+            lambda h: str(h.get("verdict") or "–"),
+            lambda h: "go when the speedup's whole interval lies above 1",
+        ),
+    ],
+}
+
+
+def rows(headlines: dict[str, Headline]) -> list[Row]:
+    """The table's lines for the stages that are there."""
+    return [
+        Row(what, value(headlines[notebook]), note(headlines[notebook]), notebook)
+        for notebook, lines in LINES.items()
+        if notebook in headlines
+        for what, value, note in lines
+    ]
+
+
+def text_table(headlines: dict[str, Headline]) -> str:
+    """The table for a terminal."""
+    lines = rows(headlines)
+    width = max((len(row.what) for row in lines), default=0)
+    value_width = max((len(row.value) for row in lines), default=0)
+    return "\n".join(f"  {row.what:<{width}}  {row.value:>{value_width}}  {row.note}" for row in lines)

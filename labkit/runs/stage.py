@@ -1,0 +1,78 @@
+"""The folder of one notebook in one run: results, figures and run.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from labkit import files
+from labkit.runs.provenance import provenance
+from labkit.settings import Settings
+
+SCHEMA_VERSION = 1
+
+
+class Stage:
+    """Where a notebook saves what it found: `save` frames, `figure` plots, and at the end `finish`."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Make the folder; an earlier run.json in it goes, since its results are being replaced."""
+        self.settings = settings
+        self.folder: Path = settings.folder
+        self.started = time.time()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "run.json").unlink(missing_ok=True)
+
+    def save(self, name: str, frame: pd.DataFrame) -> Path:
+        """Write a tidy frame as <name>.parquet."""
+        path = self.folder / f"{name}.parquet"
+        files.write_parquet(path, frame)
+        return path
+
+    def figure(self, name: str, drawn: Axes | Figure) -> Path:
+        """Write a figure as <name>.png."""
+        path = self.folder / f"{name}.png"
+        figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
+        with files.atomic(path) as temporary:
+            figure.savefig(temporary, dpi=120, bbox_inches="tight", format="png")
+        return path
+
+    def finish(self, headline: dict[str, Any], **more: Any) -> Path:
+        """Write run.json: settings, provenance and the headline's scalars (NaN becomes null)."""
+        path = self.folder / "run.json"
+        record = {
+            "schema_version": SCHEMA_VERSION,
+            "notebook": self.settings.notebook,
+            "settings": dataclasses.asdict(self.settings),
+            "headline": {name: plain(value) for name, value in headline.items()},
+            **more,
+            "started": datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.time() - self.started, 1),
+            "results": sorted(file.name for file in self.folder.glob("*.parquet")),
+            "provenance": provenance(),
+        }
+        files.write_json(path, record)
+        return path
+
+
+def plain(value: Any) -> Any:
+    """A numpy scalar as Python's own; NaN and infinities as None, which JSON can hold."""
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def headline_of(run_folder: Path) -> dict[str, dict[str, Any]]:
+    """notebook: its headline, for every finished stage of a run."""
+    found = {}
+    for path in sorted(run_folder.glob("*/run.json")):
+        record = files.read_json(path)
+        found[record["notebook"]] = record["headline"]
+    return found

@@ -1,0 +1,8 @@
+"""What a target model is: where it comes from, its files, geometry and tokenizer."""
+
+from __future__ import annotations
+
+from labkit.targets.geometry import Geometry, geometry
+from labkit.targets.resolve import BrokenTarget, HubUnreachable, Target, UnknownTarget, resolve
+
+__all__ = ["BrokenTarget", "Geometry", "HubUnreachable", "Target", "UnknownTarget", "geometry", "resolve"]

