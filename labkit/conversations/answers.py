@@ -104,6 +104,11 @@ def ask(client: httpx.Client, url: str, body: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def ask_and_keep(client: httpx.Client, url: str, body: dict[str, Any], store: Store, key: str) -> None:
+    """Ask, and store the answer before anything else can go wrong."""
+    store.add({"key": key, **ask(client, url, body)})
+
+
 def generate(
     prompts: pd.DataFrame,
     server: Any,
@@ -141,17 +146,17 @@ def request(wanted: dict[str, dict[str, Any]], server: Any, store: Store, concur
     """Send the wanted requests, `concurrency` at a time, from plain threads (a notebook has its own loop)."""
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="labkit-ask")
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    done = 0
+    before = len(store.rows)
     with httpx.Client(timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
         try:
-            work = {
-                pool.submit(ask, client, server.base_url, {"model": server.model, **body}): key
+            work = [
+                pool.submit(ask_and_keep, client, server.base_url, {"model": server.model, **body}, store, key)
                 for key, body in wanted.items()
-            }
+            ]
             for future in runs.progress(as_completed(work), "answers", total=len(work)):
-                store.add({"key": work[future], **future.result()})
-                done += 1
+                future.result()
         except httpx.HTTPError as error:
+            done = len(store.rows) - before
             raise lost(server, error, done, len(wanted), store.path) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

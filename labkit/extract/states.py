@@ -106,7 +106,6 @@ def fetch(
 ) -> None:
     """Ask for the given rows, several at a time."""
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="labkit-extract")
-    done = 0
     with httpx.Client(timeout=TIMEOUT_S, trust_env=False) as client:
         try:
             work = [
@@ -117,11 +116,11 @@ def fetch(
             ]
             for future in runs.progress(as_completed(work), "hidden states", total=len(work)):
                 future.result()
-                done += 1
         except (httpx.HTTPError, OSError, SafetensorError) as error:
+            done = sum(states_path(out_dir, row).exists() for row in rows)
             raise conversations.lost(server, error, done, len(rows), out_dir) from error
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def fetch_one(

@@ -64,9 +64,11 @@ class FinalHead:
 
     def __init__(self, path: Path) -> None:
         """Read the two tensors (the embedding where they are tied)."""
+        from loguru import logger
         from speculators.models.utils import GEMMA_STYLE_FINAL_NORM_MODEL_TYPES, get_verifier_config
         from speculators.utils.loading import load_model_layers
 
+        logger.disable("speculators")  # it warns of every tied embedding
         config = get_verifier_config(str(path))
         weights = load_model_layers(["model.norm.weight", "lm_head.weight", "embed_tokens.weight"], str(path))
         self.eps = config.rms_norm_eps
