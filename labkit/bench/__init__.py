@@ -1,0 +1,29 @@
+"""Streaming benchmark of an OpenAI-compatible server: prompts, a row a request, summaries, paired comparison."""
+
+from __future__ import annotations
+
+from labkit.bench.measure import fingerprint, measure, measure_variant
+from labkit.bench.prompts import BadPrompts, Prompt, prompts
+from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
+from labkit.bench.statistics import MixedCounts, interval, paired, speedup, succeeded, summary
+
+__all__ = [
+    "BadPrompts",
+    "BadRun",
+    "MeasurementFailed",
+    "MixedCounts",
+    "NoModel",
+    "NothingMeasured",
+    "Prompt",
+    "ServerGone",
+    "fingerprint",
+    "interval",
+    "measure",
+    "measure_variant",
+    "paired",
+    "prompts",
+    "run",
+    "speedup",
+    "succeeded",
+    "summary",
+]

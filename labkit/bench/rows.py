@@ -1,0 +1,157 @@
+"""One request as one row: definitions of every column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from labkit import acceptance
+from labkit.acceptance import Acceptance
+from labkit.bench.stream import Stream, reasoning_share
+
+Row = dict[str, Any]
+
+# Times run from the moment the request was sent; NaN (tokens: NA) where they do not exist or the request failed.
+COLUMNS = {
+    "variant": "string",
+    "prompt_id": "string",
+    "category": "string",
+    "repeat": "Int64",
+    "model": "string",
+    "concurrency": "Int64",
+    "max_tokens": "Int64",
+    "started_s": "float64",  # since the first timed request was sent
+    "ttft_ms": "float64",  # first token of any kind: reasoning, answer, tool call, token id; not the role chunk
+    "ttft_answer_ms": "float64",  # first text of the answer
+    "first_chunk_ms": "float64",  # first chunk at all, often only the role
+    "e2e_ms": "float64",  # last token
+    "decode_ms": "float64",  # first token to last token
+    "tpot_ms": "float64",  # decode_ms / (tokens_timed - 1); NaN below two tokens
+    "tokens_prompt": "Int64",
+    "tokens_cached": "Int64",  # of the prompt, from the server's prefix cache, where it says so
+    "tokens_reasoning": "Int64",
+    "tokens_answer": "Int64",
+    "tokens_total": "Int64",
+    "tokens_timed": "Int64",  # those that arrived in decode_ms: all, or the answer's where reasoning is hidden
+    "tokens_source": "string",  # usage, token_ids, or chunks (a lower bound)
+    "reasoning_source": "string",  # usage, token_ids, or characters (an estimate)
+    "chunks": "Int64",  # with output
+    "gaps_ms": "object",  # between chunks with output; a gap is not an ITL where a chunk holds several tokens
+    "finish_reason": "string",
+    "budget_exhausted": "boolean",  # max_tokens were spent before the answer began
+    "error": "string",
+    "drafts": "Int64",
+    "drafted": "Int64",
+    "accepted": "Int64",
+    "accepted_at": "object",  # by draft position
+    "eligible_at": "object",
+    "acceptance_source": "string",  # response (vLLM's per-request metrics), counters (/metrics), foreign traffic
+    "prompt_token_ids": "object",
+    "output_token_ids": "object",
+    "reasoning_text": "string",
+    "answer_text": "string",
+}
+
+
+def frame(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a frame with every column, and always the same types."""
+    table = pd.DataFrame(list(rows), columns=list(COLUMNS)).astype(COLUMNS)
+    lists = [name for name, kind in COLUMNS.items() if kind == "object"]
+    return table.assign(**{name: table[name].where(table[name].notna(), None) for name in lists})
+
+
+def of_stream(stream: Stream) -> Row:
+    """The measured columns of a request that ended well."""
+    row = counts(stream) | times(stream)
+    timed = int(row["tokens_timed"])
+    if timed >= 2 and row["decode_ms"] > 0:
+        row["tpot_ms"] = row["decode_ms"] / (timed - 1)
+    row["budget_exhausted"] = stream.finish_reason == "length" and stream.first(answer=True) is None
+    row["finish_reason"] = stream.finish_reason
+    row["prompt_token_ids"], row["output_token_ids"] = stream.prompt_ids, stream.output_ids
+    row["reasoning_text"] = "".join(piece.reasoning for piece in stream.pieces)
+    row["answer_text"] = "".join(piece.answer for piece in stream.pieces)
+    if stream.speculation:
+        row |= of_acceptance(reported(stream.speculation), "response")
+    return row
+
+
+def times(stream: Stream) -> Row:
+    """The time columns, milliseconds."""
+
+    def since(at: float | None) -> float:
+        return np.nan if at is None else (at - stream.sent) * 1e3
+
+    first, last = stream.first(), stream.last
+    return {
+        "ttft_ms": since(first),
+        "ttft_answer_ms": since(stream.first(answer=True)),
+        "first_chunk_ms": since(stream.first_chunk),
+        "e2e_ms": since(last),
+        "decode_ms": np.nan if first is None or last is None else (last - first) * 1e3,
+        "chunks": len(stream.pieces),
+        "gaps_ms": [gap * 1e3 for gap in stream.gaps],
+    }
+
+
+def counts(stream: Stream) -> Row:
+    """The token columns and where each count comes from."""
+    usage = stream.usage or {}
+    total, source = usage.get("completion_tokens"), "usage"
+    if total is None:
+        ids = stream.output_ids
+        total, source = (len(stream.pieces), "chunks") if ids is None else (len(ids), "token_ids")
+    reasoning, reasoning_source, hidden = reasoning_tokens(stream, total)
+    details = usage.get("prompt_tokens_details") or {}
+    return {
+        "tokens_prompt": usage.get("prompt_tokens", len(stream.prompt_ids) if stream.prompt_ids else None),
+        "tokens_cached": details.get("cached_tokens"),
+        "tokens_reasoning": reasoning,
+        "tokens_answer": total - reasoning,
+        "tokens_total": total,
+        "tokens_timed": total - reasoning if hidden else total,
+        "tokens_source": source,
+        "reasoning_source": reasoning_source,
+    }
+
+
+def reasoning_tokens(stream: Stream, total: int) -> tuple[int, str, bool]:
+    """Reasoning tokens, their source, and whether they were generated but never streamed.
+
+    The usage is believed, but not a 0 beside reasoning that was streamed (sglang#17156).
+    """
+    usage = stream.usage or {}
+    details = usage.get("completion_tokens_details") or {}
+    told = details.get("reasoning_tokens", usage.get("reasoning_tokens"))
+    streamed = any(piece.reasoning for piece in stream.pieces)
+    if told or (told == 0 and not streamed):
+        return min(int(told), total), "usage", not streamed and told > 0
+    if not streamed:
+        return 0, "stream", False
+    share, source = reasoning_share(stream.pieces)
+    return round(total * share), source, False
+
+
+def reported(metrics: Mapping[str, Any]) -> Acceptance:
+    """Acceptance from vLLM's per-request metrics: exact by step at level `detailed`, else from the histogram."""
+    k, accepted = int(metrics["num_spec_tokens"]), metrics.get("per_step_accepted")
+    if accepted is not None and metrics.get("per_step_drafted") is not None:
+        return acceptance.from_steps(metrics["per_step_drafted"], accepted, k=k)
+    histogram = metrics["acceptance_histogram"]  # [j]: steps that accepted exactly j draft tokens
+    at_least = [sum(histogram[position + 1 :]) for position in range(k)]
+    return acceptance.from_positions(at_least, drafts=sum(histogram), drafted=metrics["num_draft_tokens"])
+
+
+def of_acceptance(accepted: Acceptance, source: str) -> Row:
+    """The acceptance columns of a request."""
+    return {
+        "drafts": accepted.drafts,
+        "drafted": accepted.drafted,
+        "accepted": accepted.accepted,
+        "accepted_at": list(accepted.accepted_at),
+        "eligible_at": None if accepted.eligible_at is None else list(accepted.eligible_at),
+        "acceptance_source": source,
+    }

@@ -1,0 +1,193 @@
+"""The benchmark itself: any OpenAI-compatible server, any prompts, a row a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any
+
+import httpx
+import pandas as pd
+
+from labkit.bench import client, rows
+from labkit.bench.client import Plan
+from labkit.bench.prompts import as_prompts
+from labkit.bench.rows import Row
+from labkit.engine.urls import base_url, root_url
+from labkit.errors import LabError
+from labkit.runs.progress import progress
+
+
+class BadRun(LabError):
+    """A benchmark with numbers that make no sense, such as no repeats."""
+
+
+class NoModel(LabError):
+    """The server does not say which model it serves."""
+
+
+class MeasurementFailed(LabError):
+    """A benchmark that measured nothing, or only a part; `rows` holds what there is, errors included."""
+
+    def __init__(self, what: str, remedy: str, rows: pd.DataFrame) -> None:
+        """Keep the rows beside the message."""
+        super().__init__(what, remedy)
+        self.rows = rows
+
+
+class ServerGone(MeasurementFailed):
+    """The server stopped answering while it was measured."""
+
+
+class NothingMeasured(MeasurementFailed):
+    """Every request failed although the server answers."""
+
+
+def run(
+    server: Any,
+    prompts: pd.DataFrame | Iterable[Any],
+    *,
+    model: str | None = None,
+    max_tokens: int,
+    repeats: int = 3,
+    warmup: int = 1,
+    concurrency: int = 1,
+    temperature: float = 0.0,
+    seed: int = 0,
+    variant: str = "",
+    timeout_s: float = 600.0,
+    extra_body: Mapping[str, Any] | None = None,
+) -> pd.DataFrame:
+    """Send every prompt `repeats` times and return a row a request (columns: bench.rows.COLUMNS).
+
+    `server` is an engine.Server or an address in any form; `prompts` are rows of bench.prompts, message lists
+    (chat), or strings and token-id lists (plain completions). Repeats must not be served from a prefix cache:
+    the lab's own servers run without one, others get a fresh cache_salt with each request (vLLM), and
+    `tokens_cached` shows what was cached all the same where the server tells. With temperature > 0 repeat i
+    uses seed + i. Failed requests are rows with `error` and without times. Raises ServerGone when the server
+    stops answering and NothingMeasured when all requests fail; both carry `.rows`.
+    """
+    check(max_tokens=max_tokens, repeats=repeats, concurrency=concurrency, warmup=warmup + 1)
+    chosen = as_prompts(prompts)
+    url = base_url(getattr(server, "base_url", server))
+    plan = Plan(
+        base_url=url,
+        metrics_url=getattr(server, "metrics_url", f"{root_url(url)}/metrics"),
+        model=model or getattr(server, "model", None) or served_model(url),
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+        concurrency=concurrency,
+        timeout_s=timeout_s,
+        extra_body=extra_body or {},
+    )
+    work = in_background(lambda emit: client.run_all(plan, chosen, repeats, warmup, emit))
+    with contextlib.closing(work):
+        total = len(chosen) * repeats
+        measured = rows.frame(row | {"variant": variant} for row in progress(work, f"requests {variant}", total))
+    table = measured.sort_values(["repeat", "started_s"], ignore_index=True)
+    raise_if_failed(table, server, url)
+    return table
+
+
+def check(**numbers: int) -> None:
+    """Raise BadRun for a number below 1."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise BadRun(f"{name}={value}", f"{name} has to be at least 1")
+
+
+def served_model(url: str) -> str:
+    """The first model that the server lists; raises NoModel with what it answered instead."""
+    try:
+        reply = httpx.get(f"{url}/models", timeout=30, headers=client.headers())
+        return str(reply.json()["data"][0]["id"])
+    except httpx.HTTPError as error:
+        raise NoModel(f"nothing answers at {url}/models: {error}", "is the server up at that address?") from error
+    except (ValueError, LookupError, TypeError) as error:
+        raise NoModel(
+            f"{url}/models answered HTTP {reply.status_code}: {client.message_of(reply.text)}",
+            "check the address (http://host:port), or name the model with model=...",
+        ) from error
+
+
+def in_background(work: Callable[[Callable[[Row], None]], Coroutine[Any, Any, None]]) -> Iterator[Row]:
+    """Run a coroutine in a thread with an event loop of its own (Jupyter's is busy); yield what it emits.
+
+    An exception of the coroutine is raised here. Leaving the iteration cancels the coroutine.
+    """
+    emitted: queue.SimpleQueue[Row | BaseException | None] = queue.SimpleQueue()
+    task: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[None]]] = []
+
+    async def main() -> None:
+        task.append((asyncio.get_running_loop(), asyncio.current_task()))  # type: ignore[arg-type]
+        await work(emitted.put)
+
+    def thread() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            emitted.put(error)
+        else:
+            emitted.put(None)
+
+    worker = threading.Thread(target=thread, daemon=True, name="labkit-bench")
+    worker.start()
+    try:
+        while (item := emitted.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        if worker.is_alive() and task:
+            with contextlib.suppress(RuntimeError):  # the loop may end between the two lines
+                task[0][0].call_soon_threadsafe(task[0][1].cancel)
+        worker.join(timeout=10)
+
+
+def raise_if_failed(table: pd.DataFrame, server: Any, url: str) -> None:
+    """Raise ServerGone or NothingMeasured where that is what happened; some failed requests are no exception."""
+    failed = table[table["error"].notna()]
+    if failed.empty:
+        return
+    first = failed["error"].iloc[0]
+    if (failed["error"] == client.NOT_SENT).any() or not reachable(url):
+        raise ServerGone(
+            f"the server at {url} stopped answering: {len(table) - len(failed)} of {len(table)} requests were "
+            f"measured, then: {first}{cause(server)}",
+            "start it again and run the same cell; what was measured is in .rows of this error",
+            table,
+        )
+    if len(failed) == len(table):
+        raise NothingMeasured(
+            f"all {len(table)} requests to {url} failed; the first: {first}",
+            "check the model name, the prompt lengths and max_tokens against the server's max_model_len",
+            table,
+        )
+
+
+def reachable(url: str) -> bool:
+    """Whether anything answers at the address."""
+    try:
+        httpx.get(f"{url}/models", timeout=10)
+    except httpx.HTTPError:
+        return False
+    return True
+
+
+def cause(server: Any, patience_s: float = 15.0) -> str:
+    """What a server of the lab's own says about its end: the likely cause and the end of its log."""
+    if getattr(server, "process", None) is None:
+        return ""
+    until = time.monotonic() + patience_s
+    while server.alive() and time.monotonic() < until:
+        time.sleep(0.2)
+    try:
+        server.check()
+    except LabError as error:
+        return f"\n{error}"
+    return ""

@@ -1,0 +1,149 @@
+"""What one streamed answer contained and when: events of any OpenAI-compatible server to times and counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from labkit.errors import LabError
+
+# Reasoning that no parser took out of the text: the tags of most reasoning models, and Kimi's own.
+THINK = re.compile(r"(?P<open><think>|◁think▷)|(?P<close></think>|◁/think▷)")
+
+
+class BrokenStream(LabError):
+    """A stream that began well carried an error, or ended before its finish reason."""
+
+
+@dataclass
+class Piece:
+    """One chunk that carried output: when it came and what was in it."""
+
+    at: float
+    reasoning: str = ""
+    answer: str = ""
+    tool: bool = False
+    tokens: list[int] | None = None
+
+    @property
+    def visible(self) -> bool:
+        """Whether any output arrived: text, a tool call, or token ids (of a token without text)."""
+        return bool(self.reasoning or self.answer or self.tool or self.tokens)
+
+
+@dataclass
+class Stream:
+    """Collects the events of one answer; `sent` and all `at` are seconds of the same clock."""
+
+    sent: float
+    pieces: list[Piece] = field(default_factory=list)
+    first_chunk: float | None = None
+    usage: Mapping[str, Any] | None = None
+    finish_reason: str | None = None
+    finished_at: float | None = None
+    prompt_ids: list[int] | None = None
+    speculation: Mapping[str, Any] | None = None
+
+    def feed(self, event: Any, at: float) -> None:
+        """Take in one event; raises BrokenStream for an error object inside the stream."""
+        if not isinstance(event, Mapping):
+            raise BrokenStream(f"event that is no object: {event!r:.200}", "is this an OpenAI-compatible server?")
+        if event.get("error") or event.get("object") == "error":
+            error = event.get("error") or event
+            message = error.get("message", error) if isinstance(error, Mapping) else error
+            raise BrokenStream(f"error inside the stream: {message}", "see the server's log")
+        self.usage = event.get("usage") or self.usage
+        self.prompt_ids = event.get("prompt_token_ids") or self.prompt_ids
+        self.speculation = (event.get("metrics") or {}).get("speculative_decoding") or self.speculation
+        for choice in event.get("choices") or []:  # the usage chunk has none
+            self.take(choice, at)
+
+    def take(self, choice: Mapping[str, Any], at: float) -> None:
+        """Take in the choice of an event (chat delta or completion text)."""
+        self.first_chunk = at if self.first_chunk is None else self.first_chunk
+        delta = choice.get("delta") or {}
+        self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
+        piece = Piece(
+            at,
+            reasoning=delta.get("reasoning") or delta.get("reasoning_content") or "",
+            answer=delta.get("content") or choice.get("text") or "",
+            tool=bool(delta.get("tool_calls")),
+            tokens=choice.get("token_ids"),
+        )
+        if piece.visible:
+            self.pieces.append(piece)
+        if choice.get("finish_reason"):
+            self.finish_reason, self.finished_at = choice["finish_reason"], at
+
+    def close(self) -> None:
+        """The stream is over: sort out inline think tags; raises BrokenStream when it was cut off."""
+        if self.finish_reason is None:
+            raise BrokenStream(
+                f"the stream ended after {len(self.pieces)} chunks without a finish reason",
+                "the server or something between broke it off; see the server's log",
+            )
+        if not any(piece.reasoning for piece in self.pieces):
+            move_inline_reasoning(self.pieces)
+
+    @property
+    def last(self) -> float | None:
+        """When the last token came: the last chunk with output, or with the finish reason (it carries EOS)."""
+        times = [piece.at for piece in self.pieces[-1:]] + [self.finished_at] * bool(self.pieces)
+        return max((time for time in times if time is not None), default=None)
+
+    @property
+    def output_ids(self) -> list[int] | None:
+        """All output token ids, where every chunk with output carried them."""
+        if not self.pieces or any(piece.tokens is None for piece in self.pieces):
+            return None
+        return [token for piece in self.pieces for token in piece.tokens or ()]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between consecutive chunks with output; a chunk may hold several tokens."""
+        return [after.at - before.at for before, after in pairwise(self.pieces)]
+
+    def first(self, *, answer: bool = False) -> float | None:
+        """When the first output, or the first of the answer (text or tool call), came; None if none did."""
+        found = (p.at for p in self.pieces if not answer or p.answer.strip() or p.tool)
+        return next(found, None)
+
+
+def move_inline_reasoning(pieces: list[Piece]) -> None:
+    """Move what stands in think tags from the answer to the reasoning.
+
+    Reasoning reaches from the start to the closing tag (chat templates may have put the opening one into the
+    prompt), or, where the tag never closes, to the end. Tags further on are part of the answer.
+    """
+    text = "".join(piece.answer for piece in pieces)
+    opening = THINK.match(text.lstrip())
+    closing = next((m for m in THINK.finditer(text) if m["close"]), None)
+    earlier = next(THINK.finditer(text), None)
+    if opening is None or not opening["open"]:
+        if closing is None or earlier is None or not earlier["close"]:
+            return
+        end = closing.end()
+    else:
+        end = closing.end() if closing else len(text)
+    position = 0
+    for piece in pieces:
+        inside = max(0, min(len(piece.answer), end - position))
+        position += len(piece.answer)
+        piece.reasoning, piece.answer = piece.answer[:inside], piece.answer[inside:]
+
+
+def reasoning_share(pieces: list[Piece]) -> tuple[float, str]:
+    """Share of the output that is reasoning, and from what it was told: token ids, or only characters."""
+    ids = all(piece.tokens is not None for piece in pieces)
+    thought = total = 0.0
+    inside = False  # which side a token without text is on: that of the text before it
+    for piece in pieces:
+        characters = len(piece.reasoning) + len(piece.answer)
+        share = len(piece.reasoning) / characters if characters else float(inside)
+        weight = len(piece.tokens or ()) if ids else characters
+        thought, total = thought + weight * share, total + weight
+        inside = bool(piece.reasoning) and not piece.answer if characters else inside
+    return (thought / total if total else 0.0), "token_ids" if ids else "characters"

@@ -1,0 +1,170 @@
+"""Prompt lookup (n-gram speculation) simulated on recorded tokens, token for token what vLLM's proposer does.
+
+Rules of vllm/v1/spec_decode/ngram_proposer.py (read and run at vLLM 0.32.0): of the suffix of all tokens so far
+take the longest n-gram, lookup_max down to lookup_min tokens, that occurred before (it may overlap the suffix);
+of its occurrences take the *earliest*; propose the up to k tokens that followed it there.
+
+Because the earliest occurrence of an n-gram does not depend on where the walk stands, it is looked up once for
+every position of a sequence, and each configuration is then only a walk over the positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from labkit import acceptance
+from labkit.acceptance import Acceptance
+from labkit.errors import LabError
+
+Tokens = Sequence[int] | np.ndarray
+
+
+class BadLookup(LabError):
+    """Lookup lengths or draft length that the engine would refuse."""
+
+
+class NoTokens(LabError):
+    """There are no recorded token ids to simulate on."""
+
+
+def simulate(
+    prompt_ids: Tokens,
+    output_ids: Tokens,
+    *,
+    k: int,
+    lookup_max: int,
+    lookup_min: int,
+) -> Acceptance:
+    """What prompt lookup would have proposed and got accepted on one greedy output.
+
+    The walk is the engine's: the first output token comes of the prompt, every later step drafts after all
+    tokens so far and moves on by the accepted tokens and the bonus. What the last step would accept beyond the
+    recorded end cannot be known and counts as not accepted: for each request the engine's counters may hold up
+    to k accepted tokens more. The engine's cut of drafts at the end of the model's context is left out.
+    """
+    check(k, lookup_max, lookup_min)
+    return walk(Recording.of(prompt_ids, output_ids, lookup_max), k, lookup_max, lookup_min)
+
+
+def simulate_rows(rows: pd.DataFrame, *, k: int, lookup_max: int, lookup_min: int) -> Acceptance:
+    """Pooled over benchmark rows (bench.run); raises NoTokens where the server returned no token ids."""
+    return acceptance.pool(
+        simulate(*pair, k=k, lookup_max=lookup_max, lookup_min=lookup_min) for pair in recorded(rows)
+    )
+
+
+def simulate_grid(
+    pairs: pd.DataFrame | Iterable[tuple[Tokens, Tokens]],
+    *,
+    ks: Iterable[int],
+    lookup_maxs: Iterable[int],
+    lookup_mins: Iterable[int],
+) -> pd.DataFrame:
+    """Every configuration with lookup_min <= lookup_max on all outputs: a row each, pooled.
+
+    `pairs`: benchmark rows, or (prompt ids, output ids). Columns k, lookup_max, lookup_min, acceptance_length
+    (bonus included), acceptance_rate, drafting_share (of the steps), tokens_per_step, drafts, steps.
+    """
+    ks, maxs, mins = sorted(set(ks)), sorted(set(lookup_maxs)), sorted(set(lookup_mins))
+    grid = [(k, high, low) for k, high, low in itertools.product(ks, maxs, mins) if low <= high]
+    for k, high, low in grid:
+        check(k, high, low)
+    pairs = recorded(pairs) if isinstance(pairs, pd.DataFrame) else pairs
+    recordings = [Recording.of(prompt, output, maxs[-1]) for prompt, output in pairs]
+    return pd.DataFrame(
+        {"k": k, "lookup_max": high, "lookup_min": low}
+        | figures(acceptance.pool(walk(recording, k, high, low) for recording in recordings))
+        for k, high, low in grid
+    )
+
+
+def figures(pooled: Acceptance) -> dict[str, float]:
+    """The columns of a grid row that are measured."""
+    return {
+        "acceptance_length": pooled.mean_length,
+        "acceptance_rate": pooled.rate,
+        "drafting_share": pooled.drafts / pooled.steps if pooled.steps else np.nan,
+        "tokens_per_step": pooled.tokens_per_step,
+        "drafts": pooled.drafts,
+        "steps": pooled.steps or 0,
+    }
+
+
+def recorded(rows: pd.DataFrame) -> list[tuple[Tokens, Tokens]]:
+    """(prompt ids, output ids) of the rows that succeeded; raises NoTokens."""
+    columns = ["prompt_token_ids", "output_token_ids"]
+    known = rows.dropna(subset=columns) if set(columns) <= set(rows) else rows.iloc[:0]
+    if known.empty:
+        raise NoTokens(
+            f"none of {len(rows)} rows has token ids",
+            "use a server that answers `return_token_ids` (vLLM does), or measure n-gram on a second server",
+        )
+    return list(zip(known["prompt_token_ids"], known["output_token_ids"], strict=True))
+
+
+def check(k: int, lookup_max: int, lookup_min: int) -> None:
+    """Raise BadLookup for a configuration that vLLM refuses."""
+    if not (k >= 1 and 1 <= lookup_min <= lookup_max):
+        raise BadLookup(
+            f"k={k}, lookup_max={lookup_max}, lookup_min={lookup_min}",
+            "k and lookup_min have to be at least 1, and lookup_min at most lookup_max",
+        )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One recorded request, with the earliest occurrence of every n-gram looked up.
+
+    earliest[n][t]: where the n tokens that end before position t first occur at all (t - n when only there).
+    """
+
+    tokens: np.ndarray  # [prompt + output]
+    prompt: int
+    earliest: list[np.ndarray]
+
+    @classmethod
+    def of(cls, prompt_ids: Tokens, output_ids: Tokens, lookup_max: int) -> Recording:
+        """Look up n-grams of up to lookup_max tokens, numbering each by its first n - 1 tokens and its last."""
+        tokens = np.concatenate([np.asarray(prompt_ids, np.int64), np.asarray(output_ids, np.int64)])
+        vocabulary = int(tokens.max(initial=0)) + 1
+        numbers = np.zeros(len(tokens) + 1, np.int64)  # by start; the empty n-gram is everywhere
+        earliest = []
+        for n in range(lookup_max + 1):
+            count = max(len(tokens) - n + 1, 0)  # n-grams of this length
+            if n:
+                longer = numbers[:count] * vocabulary + tokens[n - 1 : n - 1 + count]
+                _, first, numbers = np.unique(longer, return_index=True, return_inverse=True)
+                earliest.append(np.concatenate([np.full(len(tokens) + 1 - count, -1), first[numbers]]))
+            else:
+                earliest.append(numbers)
+        return cls(tokens, len(prompt_ids), earliest)
+
+    def proposal(self, end: int, lookup_max: int, lookup_min: int) -> int | None:
+        """Where the tokens proposed after the first `end` tokens start, or None without a match."""
+        for n in range(min(lookup_max, end), lookup_min - 1, -1):
+            start = int(self.earliest[n][end])
+            if start < end - n:
+                return start + n
+        return None
+
+
+def walk(recording: Recording, k: int, lookup_max: int, lookup_min: int) -> Acceptance:
+    """Step through one output as the engine does: draft, verify, go on after the accepted tokens and the bonus."""
+    tokens, total = recording.tokens.tolist(), len(recording.tokens)
+    drafted, accepted = [], []
+    end = recording.prompt + 1  # the prompt's own step yields the first output token
+    while end < total:
+        start = recording.proposal(end, lookup_max, lookup_min)
+        length = 0 if start is None else min(k, end - start)
+        hits = 0
+        while hits < min(length, total - end) and tokens[start + hits] == tokens[end + hits]:
+            hits += 1
+        drafted.append(length)
+        accepted.append(hits)
+        end += hits + 1
+    return acceptance.from_steps(drafted, accepted, k=k, tokens=max(total - recording.prompt - 1, 0))
