@@ -81,6 +81,26 @@ def render(run: Annotated[str, typer.Argument(help="a run id or a run folder")])
     typer.echo(f"{headline.text_table(runs.headline_of(index.parent))}\n\n  {index}")
 
 
+@app.command()
+def doctor(
+    probe: Annotated[bool, typer.Option("--probe", help="go through every seam: minutes")] = False,
+    target: Annotated[str, typer.Option(help="the target to probe")] = "smollm2",
+    layers: Annotated[str, typer.Option(help='layer ids to probe, as "2,15,27"; the default where left out')] = "",
+    head: Annotated[str, typer.Option(help="serve this head directory instead of one trained by the probe")] = "",
+) -> None:
+    """Say whether the installed versions and this machine fit; exit code 1 with the remedy where they do not."""
+    from labkit import doctor
+
+    text, well = doctor.report(doctor.examine())
+    typer.echo(text)
+    if probe:
+        for outcome in doctor.probe(target, layers=layers, head=head):
+            typer.echo(str(outcome))
+        typer.echo("every seam holds")
+    if not well:
+        raise typer.Exit(1)
+
+
 def main() -> None:
     """Entry point: an error that the lab explains ends with its text and exit code 1, no stack trace."""
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from labkit import files
-from labkit.engine import variants
+from labkit.engine import supervisor, variants
 
 KV_CACHE_GIB = 2  # on the CPU; plenty for the models that two cores can serve
 # `vllm serve` asks for the metadata of a package named vllm, which the CPU build does not have.
@@ -97,7 +97,8 @@ def start(words: list[str], extra: dict[str, str], log_path: Path) -> subprocess
         log.write(f"# {json.dumps(words)}\n".encode())
         log.flush()
         return subprocess.Popen(
-            [sys.executable, "-m", "labkit.engine.supervisor", str(spec_path)],
+            # by its path: importing the package around it would cost seconds at every start
+            [sys.executable, "-P", supervisor.__file__, str(spec_path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

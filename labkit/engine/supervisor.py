@@ -1,6 +1,6 @@
 """A small process between the lab and a server: whatever ends, nothing of the server is left behind.
 
-`python -m labkit.engine.supervisor SPEC` reads a JSON spec (command, environment, owner process), starts the
+`python supervisor.py SPEC` reads a JSON spec (command, environment, owner process), starts the
 command in a session of its own and waits. It ends the server with every descendant when its owner is gone
 (a notebook kernel killed with SIGKILL cannot clean up itself), on SIGTERM, or when the server's main process
 ends; engine processes whose parent died are re-parented to the supervisor and so are found.

@@ -1,0 +1,175 @@
+"""Engine without an engine: addresses, variants as data, diagnosis, and the supervisor over stand-in processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from labkit import engine
+from labkit.engine import diagnosis, launch, urls, variants
+from labkit.engine import supervisor as supervisor_module
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("http://host:8000", "http://host:8000/v1"),
+        ("http://host:8000/", "http://host:8000/v1"),
+        ("http://host:8000/v1", "http://host:8000/v1"),
+        ("http://host:8000/v1/", "http://host:8000/v1"),
+        ("http://host:8000/v1/v1", "http://host:8000/v1"),
+        ("host:8000", "http://host:8000/v1"),
+        (" https://gate.example/llm/v1/ ", "https://gate.example/llm/v1"),
+        ("http://[::1]:8000", "http://[::1]:8000/v1"),
+    ],
+)
+def test_all_forms_of_an_address_mean_the_same(typed, expected):
+    assert urls.base_url(typed) == expected
+    assert urls.root_url(typed) == expected.removesuffix("/v1")
+
+
+@pytest.mark.parametrize("typed", ["", "ftp://host", "http://", "/v1"])
+def test_what_is_no_address_is_refused(typed):
+    with pytest.raises(urls.BadUrl):
+        urls.base_url(typed)
+
+
+def flag(words: list[str], name: str) -> str:
+    return words[words.index(f"--{name}") + 1]
+
+
+def test_ngram_gives_the_minimum_always():
+    """With only the maximum, vLLM takes it as the minimum too and proposes almost nothing."""
+    words = variants.arguments(variants.flags_of("ngram", variants.options_of("ngram", {}), on_cpu=True))
+    config = json.loads(flag(words, "speculative-config"))
+    assert config == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 1,
+    }
+
+
+def test_extract_uses_the_connector_of_the_device(tmp_path):
+    options = variants.options_of("extract", {"layers": [2, 15, 27, 30], "storage": tmp_path})
+    on_cpu, on_gpu = (
+        json.loads(
+            flag(variants.arguments(variants.flags_of("extract", options, on_cpu=cpu)), "kv-transfer-config")
+        )
+        for cpu in (True, False)
+    )
+    assert on_cpu["kv_connector_module_path"] == "labkit.connector"
+    assert on_gpu["kv_connector"] == "ExampleHiddenStatesConnector"
+    assert "kv_connector_module_path" not in on_gpu
+
+
+def test_variants_and_options_are_checked():
+    with pytest.raises(engine.UnknownVariant, match="baseline"):
+        variants.options_of("turbo", {})
+    with pytest.raises(engine.UnknownVariant, match="k="):
+        variants.options_of("ngram", {"k=": 3})
+    with pytest.raises(engine.UnknownVariant, match="head"):
+        variants.options_of("eagle3", {})
+
+
+def test_cores_are_dealt_out_to_ranks(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    assert launch.cores_by_rank(2) == "0,1|2,3"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 6})
+    assert launch.cores_by_rank(2) == "4|6"
+
+
+def test_taken_port_is_refused(tmp_path):
+    from labkit import targets
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(engine.PortInUse, match=str(port)), engine.serve(targets.resolve("smollm2"), port=port):
+            pass
+
+
+def test_nothing_answers():
+    with pytest.raises(engine.ServerUnreachable, match="127.0.0.1"):
+        engine.attach(f"http://127.0.0.1:{launch.free_port()}")
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("OSError: [Errno 98] Address already in use", "port"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "memory"),
+        ("OSError: [Errno 28] No space left on device", "disk"),
+        (
+            "ValueError: Total number of attention heads (9) must be divisible by tensor parallel size (2)",
+            "tensor-parallel",
+        ),
+        ("safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge", "damaged"),
+        ("ModuleNotFoundError: No module named 'triton'", "package"),
+        ("something never seen before", "unknown"),
+    ],
+)
+def test_log_to_likely_cause(tmp_path, said, reason):
+    log = tmp_path / "server.log"
+    log.write_text(f"INFO start\n{said}\nINFO end\n")
+    assert reason in diagnosis.cause(log)[0]
+    assert said in diagnosis.tail(log)
+
+
+TREE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+print(child.pid, flush=True)
+time.sleep(120)
+"""
+
+
+def start_tree(tmp_path, owner: psutil.Process) -> tuple[subprocess.Popen, psutil.Process, psutil.Process]:
+    """A supervisor over a parent with a child: (supervisor, parent, child)."""
+    spec = {"command": [sys.executable, "-c", TREE], "environment": {}, "owner": owner.pid}
+    spec_path = tmp_path / "spec.json"
+    spec_path.write_text(json.dumps(spec | {"owner_started": owner.create_time()}))
+    words = [sys.executable, "-P", supervisor_module.__file__, str(spec_path)]
+    supervisor = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    child = psutil.Process(int(supervisor.stdout.readline()))
+    return supervisor, child.parent(), child
+
+
+def wait_gone(*processes: psutil.Process, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_server_main_process_ends_and_the_rest_follows(tmp_path, how):
+    supervisor, parent, child = start_tree(tmp_path, psutil.Process())
+    parent.send_signal(how)
+    assert wait_gone(parent, child)
+    assert supervisor.wait(timeout=20) == -how % 256 or supervisor.returncode == -how
+
+
+def test_supervisor_told_to_stop_takes_all_along(tmp_path):
+    supervisor, parent, child = start_tree(tmp_path, psutil.Process())
+    supervisor.terminate()
+    assert wait_gone(parent, child)
+    supervisor.wait(timeout=20)
+
+
+def test_owner_killed_takes_all_along(tmp_path):
+    owner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    supervisor, parent, child = start_tree(tmp_path, psutil.Process(owner.pid))
+    owner.kill()  # and not waited for: a zombie owner is a dead owner
+    assert wait_gone(parent, child)
+    supervisor.wait(timeout=20)
+    owner.wait()
