@@ -108,7 +108,7 @@ class Probe:
         if len(problems):
             raise LabError(
                 f"{len(problems)} problems, the first: {problems.iloc[0].to_dict()}",
-                "layer ids or connector do not fit this vLLM; see labkit/connector.py and the extract server's log",
+                "layer ids or connector do not fit this vLLM; see labkit/connector.py and the server log",
             )
         return "finite, non-zero, as long as their tokens, top-1 agrees with the next token"
 

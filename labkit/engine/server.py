@@ -130,7 +130,7 @@ def serve(
 ) -> Iterator[Server]:
     """Serve a target with vLLM on loopback for as long as the block runs, whatever happens in it.
 
-        raise PortInUse(f"port {options['port']} is in use", "leave `port` at 0 or name another one")
+    `overrides` are options of the variant (labkit.engine.variants). The log: `log_dir`/server-<variant>.log.
     Raises EngineFailed (with the log's end and the likely cause), PortInUse, BadTensorParallel, UnknownVariant.
     """
     target = target if isinstance(target, targets.Target) else targets.resolve(target)
