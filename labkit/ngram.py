@@ -10,6 +10,7 @@ every position of a sequence, and each configuration is then only a walk over th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,13 +24,17 @@ from labkit.errors import LabError
 
 Tokens = Sequence[int] | np.ndarray
 
+PREDICTED = "simulated on the baseline's outputs"
+ENGINE = "counted by the engine"
+REPLAYED = "simulated on the n-gram server's outputs"
+
 
 class BadLookup(LabError):
     """Lookup lengths or draft length that the engine would refuse."""
 
 
 class NoTokens(LabError):
-    """There are no recorded token ids to simulate on."""
+    """Neither counts nor recorded token ids tell anything about acceptance."""
 
 
 def simulate(
@@ -52,7 +57,7 @@ def simulate(
 
 
 def simulate_rows(rows: pd.DataFrame, *, k: int, lookup_max: int, lookup_min: int) -> Acceptance:
-    """Pooled over benchmark rows (bench.run); raises NoTokens where the server returned no token ids."""
+    """Pooled over benchmark rows (bench.run); all NaN where the server returned no token ids."""
     return acceptance.pool(
         simulate(*pair, k=k, lookup_max=lookup_max, lookup_min=lookup_min) for pair in recorded(rows)
     )
@@ -88,7 +93,7 @@ def figures(pooled: Acceptance) -> dict[str, float]:
     return {
         "acceptance_length": pooled.mean_length,
         "acceptance_rate": pooled.rate,
-        "drafting_share": pooled.drafts / pooled.steps if pooled.steps else np.nan,
+        "drafting_share": pooled.drafting_share,
         "tokens_per_step": pooled.tokens_per_step,
         "drafts": pooled.drafts,
         "steps": pooled.steps or 0,
@@ -96,15 +101,57 @@ def figures(pooled: Acceptance) -> dict[str, float]:
 
 
 def recorded(rows: pd.DataFrame) -> list[tuple[Tokens, Tokens]]:
-    """(prompt ids, output ids) of the rows that succeeded; raises NoTokens."""
+    """(prompt ids, output ids) of the rows that have them: those that succeeded on a server that returns ids."""
     columns = ["prompt_token_ids", "output_token_ids"]
-    known = rows.dropna(subset=columns) if set(columns) <= set(rows) else rows.iloc[:0]
-    if known.empty:
-        raise NoTokens(
-            f"none of {len(rows)} rows has token ids",
-            "use a server that answers `return_token_ids` (vLLM does), or measure n-gram on a second server",
-        )
-    return list(zip(known["prompt_token_ids"], known["output_token_ids"], strict=True))
+    known = rows.dropna(subset=columns)
+    return list(zip(known[columns[0]], known[columns[1]], strict=True))
+
+
+def compare(
+    baseline: pd.DataFrame, measured: pd.DataFrame, *, k: int, lookup_max: int, lookup_min: int
+) -> dict[str, Acceptance]:
+    """Simulated on the baseline's outputs (the prediction), the engine's own counts, simulated on its outputs.
+
+    The last two look at the same tokens, so they differ only by what the last step of each request accepted
+    beyond the end of the output. A source that knows nothing is left out.
+    """
+    lookup = {"k": k, "lookup_max": lookup_max, "lookup_min": lookup_min}
+    found = {PREDICTED: simulate_rows(baseline, **lookup)}
+    with contextlib.suppress(acceptance.NoCounters):
+        found[ENGINE] = acceptance.from_rows(measured)
+    found[REPLAYED] = simulate_rows(measured, **lookup)
+    return {name: a for name, a in found.items() if a.steps}
+
+
+def best(found: dict[str, Acceptance]) -> tuple[str, Acceptance]:
+    """The most trustworthy source: the engine's counts, else a simulation; raises NoTokens without any."""
+    for name in (ENGINE, REPLAYED, PREDICTED):
+        if name in found:
+            return name, found[name]
+    raise NoTokens(
+        "neither acceptance counts nor token ids are known",
+        "use a vLLM server: it answers return_token_ids, and its /metrics counts drafts",
+    )
+
+
+def conclusion(speedup: pd.Series, found: dict[str, Acceptance]) -> str:
+    """The answer in Markdown: one row of bench.speedup, and the acceptance that explains it."""
+    name, a = best(found)
+    yields = (
+        f"A drafting step yields {a.mean_length:.2f} tokens (bonus included, {name}); counting steps "
+        f"that find nothing to draft, a step yields {a.tokens_per_step:.2f}."
+    )
+    ratio, low, high = (float(speedup[f"speedup{end}"]) for end in ("", "_low", "_high"))
+    if np.isnan(ratio):
+        return f"**Predicted, not measured.** {yields} n-gram can make decoding at most that many times faster."
+    verdict = "faster" if low > 1 else "slower" if high < 1 else "neither clearly faster nor slower"
+    spread = "one prompt, so no interval" if np.isnan(low) else f"95% interval {low:.2f} to {high:.2f}"
+    return (
+        f"**n-gram is {verdict}: {ratio:.2f}×** ({spread}; {speedup['prompts']:.0f} prompts). {yields} Over all "
+        f"tokens it is {speedup['total_ratio']:.2f}×, so a step of the n-gram server takes "
+        f"{a.tokens_per_step / speedup['total_ratio']:.2f} times as long as a plain one: looking up, verifying, "
+        "and the scheduling that goes with it."
+    )
 
 
 def check(k: int, lookup_max: int, lookup_min: int) -> None:

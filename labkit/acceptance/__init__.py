@@ -17,7 +17,7 @@ from labkit.acceptance.counters import (
     snapshot,
 )
 from labkit.acceptance.counts import Acceptance, Conditional, Impossible, Unconditional
-from labkit.acceptance.sources import between, from_positions, from_rows, from_steps, pool, table
+from labkit.acceptance.sources import between, from_positions, from_rows, from_steps, pool, positions, table
 
 __all__ = [
     "Acceptance",
@@ -35,6 +35,7 @@ __all__ = [
     "from_steps",
     "parse",
     "pool",
+    "positions",
     "snapshot",
     "table",
 ]

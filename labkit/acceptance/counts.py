@@ -114,6 +114,11 @@ class Acceptance:
         """Tokens a step yields, steps without a draft included; NaN where unknown."""
         return self.tokens / self.steps if self.steps and self.tokens is not None else math.nan
 
+    @property
+    def drafting_share(self) -> float:
+        """Share of the steps that had a draft; NaN where unknown."""
+        return self.drafts / self.steps if self.steps else math.nan
+
     def by_position(self) -> pd.DataFrame:
         """A row a position (1 first): accepted, unconditional and conditional rate."""
         return pd.DataFrame(

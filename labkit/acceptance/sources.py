@@ -143,7 +143,15 @@ def table(named: Mapping[str, Acceptance]) -> pd.DataFrame:
             "drafted": a.drafted,
             "accepted": a.accepted,
             "steps": a.steps,
+            "drafting_share": a.drafting_share,
             "tokens_per_step": a.tokens_per_step,
         }
         for name, a in named.items()
+    )
+
+
+def positions(named: Mapping[str, Acceptance]) -> pd.DataFrame:
+    """by_position of several sources below each other, with a column `source`."""
+    return pd.concat(
+        [a.by_position().assign(source=name) for name, a in named.items()] or [pd.DataFrame()], ignore_index=True
     )

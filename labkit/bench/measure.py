@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from labkit import files, targets
+from labkit import engine, files, targets
+from labkit.bench.rows import frame
 from labkit.bench.run import MeasurementFailed, run
 from labkit.settings import Settings
 
@@ -68,24 +70,31 @@ def measure_variant(
     variant: str,
     prompts: pd.DataFrame,
     *,
-    url: str = "",
+    url: str | None = None,
+    server: engine.OnDemand | None = None,
     name: str = "",
     also: Iterable[Path] = (),
     **options: Any,
 ) -> pd.DataFrame:
     """Rows of one variant under a notebook's settings: from disk where they fit, else served and measured.
 
-    Without `url` the lab starts the variant's own server (engine.serve with `options`, its log in the stage's
-    folder) and stops it again; with `url` that server is measured. `name` names the rows' variant where it is
-    not the engine's ("eagle3" on two sets of prompts, say). `also`: folders of other stages whose rows may fit.
+    The server is `url`, or what the settings attach (`server` for the baseline, `variant_server` for others),
+    else the lab's own (engine.serve with `options`, its log in the stage's folder), stopped again afterwards.
+    `server` shares one between several calls. Where the baseline is attached and the variant is not, nothing is measured: the frame is empty. `name` names
+    the rows' variant where it is not the engine's. `also`: folders of other stages whose rows may fit.
     """
     name = name or variant
+    if url is None:
+        url = settings.server if variant == "baseline" else settings.variant_server
+        if settings.server and not url:
+            return frame([])
     fits = fingerprint(settings, variant, prompts, url=url, **options)
 
     def measured() -> pd.DataFrame:
-        with server_for(settings, variant, url, options) as server:
+        own = server_for(settings, variant, url, options) if server is None else nullcontext(server.get())
+        with own as running:
             return run(
-                server,
+                running,
                 prompts,
                 model=settings.model or None,
                 max_tokens=settings.max_tokens,
@@ -102,10 +111,8 @@ def measure_variant(
 
 def server_for(settings: Any, variant: str, url: str, options: dict[str, Any]) -> Any:
     """A context with the server: an attached one for an address, else the lab's own."""
-    from labkit import engine
-
     if url:
-        return contextlib.nullcontext(engine.attach(url, settings.model or None))
+        return nullcontext(engine.attach(url, settings.model or None))
     return engine.serve(
         targets.resolve(settings.target),
         variant,

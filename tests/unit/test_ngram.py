@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit import ngram
+from labkit import acceptance, ngram
 from labkit.bench import rows as bench_rows
 
 
@@ -111,9 +113,48 @@ def test_the_grid_equals_single_simulations() -> None:
             assert row["acceptance_length"] == pytest.approx(1 + accepted / row["drafts"])
 
 
-def test_rows_without_token_ids_are_named() -> None:
+def test_rows_without_token_ids_tell_nothing_and_do_not_crash() -> None:
     rows = bench_rows.frame([{"prompt_id": "a"}])
-    with pytest.raises(ngram.NoTokens, match="none of 1 rows"):
-        ngram.simulate_rows(rows, k=1, lookup_max=1, lookup_min=1)
+    where = {"k": 1, "lookup_max": 1, "lookup_min": 1}
+    assert math.isnan(ngram.simulate_rows(rows, **where).mean_length)
+    assert ngram.simulate_grid(rows, ks=[1], lookup_maxs=[1], lookup_mins=[1])["tokens_per_step"].isna().all()
+    assert ngram.compare(rows, rows, **where) == {}
+    with pytest.raises(ngram.NoTokens, match="neither"):
+        ngram.best({})
     known = pd.concat([rows, bench_rows.frame([{"prompt_token_ids": [1, 2], "output_token_ids": [1, 2, 1]}])])
-    assert ngram.simulate_rows(known, k=1, lookup_max=1, lookup_min=1).steps == 1
+    assert ngram.simulate_rows(known, **where).steps == 1
+
+
+COUNTED = {"drafts": 4, "drafted": 8, "accepted": 6, "accepted_at": [4, 2], "chunks": 6, "tokens_total": 13}
+
+
+def test_the_engine_s_counts_come_first() -> None:
+    ids = {"prompt_token_ids": [1, 2], "output_token_ids": [1, 2, 1, 5]}
+    baseline, measured = bench_rows.frame([ids]), bench_rows.frame([ids | COUNTED])
+    found = ngram.compare(baseline, measured, k=2, lookup_max=1, lookup_min=1)
+    assert list(found) == [ngram.PREDICTED, ngram.ENGINE, ngram.REPLAYED]
+    assert ngram.best(found) == (ngram.ENGINE, found[ngram.ENGINE])
+    assert found[ngram.ENGINE].mean_length == 2.5
+    assert ngram.best({ngram.PREDICTED: found[ngram.PREDICTED]})[0] == ngram.PREDICTED
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "word"),
+    [
+        (1.2, 1.1, 1.3, "is faster"),
+        (0.8, 0.7, 0.9, "is slower"),
+        (1.0, 0.9, 1.1, "neither"),
+        (1.2, *2 * [math.nan], "one prompt"),
+    ],
+)
+def test_the_conclusion_says_what_the_interval_says(ratio: float, low: float, high: float, word: str) -> None:
+    measured = acceptance.from_rows(bench_rows.frame([COUNTED]))
+    line = pd.Series(
+        {"speedup": ratio, "speedup_low": low, "speedup_high": high, "total_ratio": 1.2, "prompts": 7}
+    )
+    text = ngram.conclusion(line, {ngram.ENGINE: measured})
+    assert word in text
+    assert f"{ratio:.2f}×" in text
+    assert "2.00 times as long" in text  # 12 tokens in 5 steps, 2.4 a step, at 1.2 times the rate
+    unmeasured = ngram.conclusion(line * math.nan, {ngram.PREDICTED: measured})
+    assert "Predicted, not measured" in unmeasured

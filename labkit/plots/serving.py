@@ -1,0 +1,84 @@
+"""Figures of serving: rates by category, where tokens go, acceptance by position, paired ratios, lookup grid."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+# Okabe and Ito's palette: tellable apart with every kind of colour vision.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+
+
+def plot_rates(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Decode rate by category, a bar a variant; `summary` is bench.summary by variant and category."""
+    ax = ax or plt.subplots(figsize=(8, 3.5))[1]
+    table = summary.pivot_table(index="category", columns="variant", values="tok_s")
+    positions, width = np.arange(len(table)), 0.8 / max(table.shape[1], 1)
+    for number, variant in enumerate(summary["variant"].unique()):
+        offset = (number - (table.shape[1] - 1) / 2) * width
+        ax.bar(positions + offset, table[variant], width, color=COLOURS[number], label=variant)
+    ax.set_xticks(positions, table.index, rotation=30, ha="right")
+    ax.set(title="Decode rate by category", xlabel="category", ylabel="decode rate (tok/s)")
+    ax.legend(title="variant")
+    return ax
+
+
+def plot_tokens(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Mean reasoning and answer tokens of a request, stacked, a bar a category of one variant's summary."""
+    ax = ax or plt.subplots(figsize=(8, 3))[1]
+    names, reasoning, answer = (summary[c].to_numpy() for c in ("category", "tokens_reasoning", "tokens_answer"))
+    ax.bar(names, reasoning, color=COLOURS[3], hatch="//", label="reasoning")
+    ax.bar(names, answer, bottom=reasoning, color=COLOURS[0], label="answer")
+    ax.tick_params(axis="x", rotation=30)
+    ax.set(title="Where the tokens go", xlabel="category", ylabel="tokens a request (mean)")
+    ax.legend()
+    return ax
+
+
+def plot_acceptance(positions: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Unconditional rate by draft position, a line a source; `positions` is acceptance.positions."""
+    ax = ax or plt.subplots(figsize=(6, 3.5))[1]
+    for number, (source, group) in enumerate(positions.groupby("source", sort=False)):
+        style = {"marker": "osD^v"[number % 5], "color": COLOURS[number % len(COLOURS)]}
+        ax.plot(group["position"], group["unconditional_rate"], label=source, **style)
+    ax.set_xticks(sorted(positions["position"].unique()))
+    ax.set(
+        title="Acceptance by draft position",
+        xlabel="position in the draft",
+        ylabel="share of all drafts",
+        ylim=(0, 1),
+    )
+    ax.legend()
+    return ax
+
+
+def plot_ratios(pairs: pd.DataFrame, overall: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Speedup of each prompt (bench.paired) by category, over median and interval (one row of bench.speedup)."""
+    ax = ax or plt.subplots(figsize=(8, 3.5))[1]
+    line = overall.iloc[0]
+    ax.axvspan(line["speedup_low"], line["speedup_high"], color=COLOURS[4], alpha=0.35, label="95% interval")
+    ax.axvline(line["speedup"], color=COLOURS[0], label="median")
+    ax.axvline(1.0, color="black", linestyle="--", linewidth=1, label="no change")
+    ax.plot(pairs["ratio"], pairs["category"], "o", color=COLOURS[5], label="one prompt")
+    ax.set(title="Speedup, paired by prompt", xlabel="decode rate, variant / baseline", ylabel="category")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def plot_lookup_grid(grid: pd.DataFrame, k: int, *, ax: Axes | None = None) -> Axes:
+    """Tokens a step over lookup_max and lookup_min for drafts of k tokens; `grid` is ngram.simulate_grid."""
+    ax = ax or plt.subplots(figsize=(5, 3.8))[1]
+    table = grid[grid["k"] == k].pivot_table(index="lookup_min", columns="lookup_max", values="tokens_per_step")
+    if table.empty:
+        ax.set(title="No simulation: the server returned no token ids")
+        return ax
+    image = ax.imshow(table, cmap="cividis", origin="lower", aspect="auto")
+    for row, column in np.argwhere(table.notna().to_numpy()):
+        ax.text(column, row, f"{table.iloc[row, column]:.2f}", ha="center", va="center", color="white")
+    ax.set_xticks(range(table.shape[1]), table.columns)
+    ax.set_yticks(range(table.shape[0]), table.index)
+    ax.set(title=f"Simulated tokens a step, k={k}", xlabel="lookup_max (tokens)", ylabel="lookup_min (tokens)")
+    ax.figure.colorbar(image, ax=ax, label="tokens a step")
+    return ax
