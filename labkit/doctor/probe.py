@@ -79,9 +79,7 @@ class Probe:
 
     def generate(self) -> str:
         """Answers by the target through vLLM's server, with their token ids."""
-        prompts = conversations.split(
-            conversations.templated(), num_prompts=SAMPLES + HELD_OUT, held_out=HELD_OUT, seed=0
-        )
+        prompts = conversations.split(conversations.templated(), SAMPLES, HELD_OUT, seed=0)
         with self.serve("baseline") as server:
             rows = conversations.collect(
                 prompts, server, self.folder / "data", max_length=MAX_LENGTH, max_tokens=MAX_TOKENS, concurrency=5

@@ -6,10 +6,12 @@ from labkit.engine.server import (
     BadTensorParallel,
     EngineDied,
     EngineFailed,
+    OnDemand,
     PortInUse,
     Server,
     ServerUnreachable,
     attach,
+    on_demand,
     serve,
 )
 from labkit.engine.urls import base_url
@@ -20,11 +22,13 @@ __all__ = [
     "BadTensorParallel",
     "EngineDied",
     "EngineFailed",
+    "OnDemand",
     "PortInUse",
     "Server",
     "ServerUnreachable",
     "UnknownVariant",
     "attach",
     "base_url",
+    "on_demand",
     "serve",
 ]

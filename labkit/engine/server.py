@@ -6,7 +6,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,33 @@ def serve(
         yield server
     finally:
         server.stop()
+
+
+class OnDemand:
+    """A server that starts when somebody first asks for it: nobody waits for one that reused results need not."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, start: Callable[[], contextlib.AbstractContextManager[Server]]
+    ):
+        """Keep how to start it and whose end ends it."""
+        self._stack, self._start = stack, start
+        self._server: Server | None = None
+
+    def get(self) -> Server:
+        """The running server, started now if it is not yet."""
+        if self._server is None:
+            self._server = self._stack.enter_context(self._start())
+        return self._server
+
+
+@contextlib.contextmanager
+def on_demand(
+    target: targets.Target | str | Path, variant: str = "baseline", *, url: str = "", **options: Any
+) -> Iterator[OnDemand]:
+    """Like `serve`, but the server starts at the first `.get()`; with `url` that server is attached to instead."""
+    start = (lambda: contextlib.nullcontext(attach(url))) if url else (lambda: serve(target, variant, **options))
+    with contextlib.ExitStack() as stack:
+        yield OnDemand(stack, start)
 
 
 def check_tensor_parallel(target: targets.Target, size: int) -> None:
