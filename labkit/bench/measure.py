@@ -80,10 +80,13 @@ def measure_variant(
 
     The server is `url`, or what the settings attach (`server` for the baseline, `variant_server` for others),
     else the lab's own (engine.serve with `options`, its log in the stage's folder), stopped again afterwards.
-    `server` shares one between several calls. Where the baseline is attached and the variant is not, nothing is measured: the frame is empty. `name` names
-    the rows' variant where it is not the engine's. `also`: folders of other stages whose rows may fit.
+    `server` shares one between several calls. Where the baseline is attached and the variant is not, nothing is
+    measured: the frame is empty. `name` names the rows' variant where it is not the engine's. `also`: folders of
+    other stages whose rows may fit.
     """
     name = name or variant
+    if prompts.empty:
+        return frame([])
     if url is None:
         url = settings.server if variant == "baseline" else settings.variant_server
         if settings.server and not url:
