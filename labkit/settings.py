@@ -138,7 +138,7 @@ class Profiling(Settings):
     """Notebook 01: where does decode time go?"""
 
     notebook = "01_profiling"
-    by_scale = {"decode_steps": (8, 48, 128), "max_model_len": (512, 1024, 4096)}
+    by_scale = {"decode_steps": (8, 24, 128), "max_model_len": (512, 1024, 4096)}
     at_least = {"tensor_parallel_size": 1, "decode_steps": 4, "prompt_tokens": 1}
 
     target: str = "smollm2-tp2"

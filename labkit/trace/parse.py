@@ -1,0 +1,374 @@
+"""One Kineto file to arrays, block by block, so that memory does not grow with the file.
+
+Kineto writes every event with its keys in one order, which a single regular expression reads at several
+hundred MB/s. A block that does not look like that (other tools' key order, damage) goes through the JSON
+decoder event by event instead. Times are integers in nanoseconds: a float loses them at epoch scale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.trace import names
+from labkit.trace.errors import NotATrace, TraceNotFound
+
+BLOCK = 8 << 20
+PATIENCE = 4 << 20  # an event that is still incomplete after so many bytes is damaged
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ANNOTATION = ("user_annotation", "gpu_user_annotation")
+RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
+OLD = {
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+}  # torch < 1.13
+KEPT = (*DEVICE, *ANNOTATION, *RUNTIME, "cpu_op")  # python_function and flows are most of a file and not needed
+WITH_ARGS = frozenset((*DEVICE, *ANNOTATION, *RUNTIME))
+
+TEXT = rb'"((?:[^"\\]|\\.)*)"'
+EVENT = re.compile(
+    rb'"ph":\s*"X",\s*"cat":\s*"([^"]*)",\s*"name":\s*' + TEXT + rb',\s*"pid":\s*("[^"]*"|[-\d]+),\s*'
+    rb'"tid":\s*("[^"]*"|[-\d]+),\s*"ts":\s*([-+.\deE]+),\s*"dur":\s*([-+.\deE]+)'
+    rb'(?:\s*,\s*"args":\s*\{([^{}]*)\})?'
+)
+COMPLETE = re.compile(rb'"ph":\s*"X"')
+EVENT_START = re.compile(rb'\{\s*"ph"\s*:')
+EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+ANY_START = re.compile(r'\{\s*"(?:ph|name|cat|ts|args)"\s*:')
+SEPARATORS = re.compile(r"[\s,]*")
+DECODER = json.JSONDecoder(strict=False, parse_float=str)  # text keeps every digit of a time
+NUMBERS = {
+    key: re.compile(rb'"' + key.encode() + rb'":\s*"?(\d+)') for key in ("correlation", "stream", "External id")
+}
+
+
+@dataclass
+class Events:
+    """The events of one file. `start` and `dur` in ns; `name`, `cat` and `lane` are indices into the lists."""
+
+    start: np.ndarray
+    dur: np.ndarray
+    name: np.ndarray
+    cat: np.ndarray
+    lane: np.ndarray  # a thread or a stream: (pid, tid)
+    correlation: np.ndarray  # joins a launch and what it launched; -1 where unknown
+    external: np.ndarray  # joins an annotation on the host and its copies on the device; -1 where unknown
+    names: list[str]
+    cats: list[str]
+    lanes: list[tuple[str, str]]
+    args: dict[int, dict[str, Any]]  # of events that may be collectives
+    meta: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+    def of_category(self, *wanted: str) -> np.ndarray:
+        """A mask of the events in the given categories."""
+        return np.isin(self.cat, [i for i, cat in enumerate(self.cats) if cat in wanted])
+
+
+def read(path: Path) -> Events:
+    """Parse one trace file, plain or gzipped. Raises TraceNotFound and NotATrace.
+
+    What can be used of a damaged file is used; `warnings` says what was left out.
+    """
+    if not path.is_file():
+        raise TraceNotFound(f"there is no trace file {path}", "name a Kineto .json or .json.gz file, or a folder")
+    table = Table(path)
+    for block in blocks(path, table.warnings):
+        table.add(block)
+    return table.finish()
+
+
+def blocks(path: Path, warnings: list[str]) -> Iterator[bytes]:
+    """The decompressed bytes of a file in blocks; a cut or corrupt gzip yields what it still holds."""
+    with path.open("rb") as file:
+        head = file.read(BLOCK)
+        if head[:2] != b"\x1f\x8b":
+            while head:
+                yield head
+                head = file.read(BLOCK)
+            return
+        inflate = zlib.decompressobj(31)
+        try:
+            while head:
+                yield inflate.decompress(head, BLOCK)
+                head = inflate.unconsumed_tail or file.read(BLOCK)
+                if inflate.eof and (rest := inflate.unused_data + head):  # gzip members may be concatenated
+                    inflate, head = zlib.decompressobj(31), rest
+            yield inflate.flush()
+        except zlib.error as error:
+            warnings.append(f"{path.name}: the gzip data are damaged ({error}); events up to there are used")
+            return
+        if not inflate.eof:
+            warnings.append(f"{path.name}: the gzip file is cut off; events up to there are used")
+
+
+class Table:
+    """Collects events from blocks that need not end where an event does."""
+
+    def __init__(self, path: Path) -> None:
+        """Start empty."""
+        self.path = path
+        self.warnings: list[str] = []
+        self.header = b""
+        self.rest = b""
+        self.inside = False  # past the `[` of traceEvents
+        self.canonical = True  # events begin with "ph", so a block can be cut without parsing it
+        self.columns: list[tuple[np.ndarray, ...]] = []
+        self.size = 0
+        self.seen = 0
+        self.dropped = 0
+        self.ids: dict[str, dict[Any, int]] = {"name": {}, "cat": {}, "lane": {}}
+        self.maybe: list[bool] = []  # by name: whether it may be a collective
+        self.args: dict[int, dict[str, Any]] = {}
+
+    def add(self, block: bytes) -> None:
+        """Take the next block."""
+        self.rest += block
+        if not self.inside and not self.enter():
+            return
+        if not self.canonical:
+            self.rest, _ = self.decode(self.rest, last=False)
+            return
+        cut = 0
+        for window in (1 << 16, len(self.rest)):  # the last event is near the end, but need not be
+            base = max(0, len(self.rest) - window)
+            for match in EVENT_START.finditer(self.rest, base):
+                cut = match.start()
+            if cut:
+                break
+        self.match(self.rest[:cut])
+        self.rest = self.rest[cut:]
+
+    def enter(self) -> bool:
+        """Find the list of events; the text before it is the header."""
+        found = EVENTS_KEY.search(self.rest) or re.match(rb"\s*\[", self.rest)
+        if not found:
+            if len(self.rest) > 8 * BLOCK:
+                raise self.not_a_trace()
+            return False
+        self.header, self.rest, self.inside = self.rest[: found.start()], self.rest[found.end() :], True
+        first = re.match(rb'\s*\{\s*"(\w+)"', self.rest)
+        self.canonical = first is None or first[1] == b"ph"
+        return True
+
+    def not_a_trace(self) -> NotATrace:
+        """The error for a file without traceEvents."""
+        return NotATrace(
+            f"{self.path} has no traceEvents: it starts with {self.rest[:40]!r}",
+            "give a trace that torch.profiler wrote (.pt.trace.json or .json.gz)",
+        )
+
+    def match(self, block: bytes) -> None:
+        """Whole events in Kineto's own form; anything else in the block sends it through the decoder."""
+        found = EVENT.findall(block)
+        if len(found) != len(COMPLETE.findall(block)):
+            self.decode(block, last=True)
+            return
+        self.store(found)
+
+    def decode(self, block: bytes, *, last: bool) -> tuple[bytes, bool]:
+        """Events one by one through the JSON decoder.
+
+        Returns the bytes of an event that is not whole yet, or what follows the list of events, and whether the
+        list ended. In the `last` block an event that cannot be decoded is left out and counted.
+        """
+        text = block.decode("utf-8", errors="replace")
+        found: list[tuple[Any, ...]] = []
+        position, ended, damaged = 0, False, False
+        while True:
+            position = SEPARATORS.match(text, position).end()  # type: ignore[union-attr]
+            ended = text.startswith("]", position)
+            if ended or position >= len(text):
+                break
+            try:
+                event, position = DECODER.raw_decode(text, position)
+            except (json.JSONDecodeError, RecursionError):
+                if not last and len(text) - position < PATIENCE:
+                    break
+                self.dropped += not damaged
+                damaged = True
+                following = ANY_START.search(text, position + 1)
+                position = following.start() if following else len(text)
+                continue
+            if isinstance(event, dict) and "ph" in event:
+                damaged = False
+                if event["ph"] == "X" and "ts" in event:
+                    found.append(as_row(event))
+        self.store(found)
+        return text[position + ended :].encode(), ended
+
+    def store(self, found: list[tuple[Any, ...]]) -> None:
+        """Append rows (cat, name, pid, tid, ts, dur, args) to the columns; bytes and text are both fine."""
+        self.seen += len(found)
+        kept_cats = self.kept_categories({row[0] for row in found})
+        rows = [row for row in found if row[0] in kept_cats]
+        if not rows:
+            return
+        cat, name, pid, tid, ts, dur, args = zip(*rows, strict=True)
+        name_ids, cat_ids = self.intern("name", name), self.intern("cat", cat)
+        lane_ids = self.intern("lane", zip(pid, tid, strict=True))
+        correlation, external = np.full((2, len(rows)), -1, np.int64)
+        look = np.array([kept_cats.get(c, False) for c in self.ids["cat"]])[cat_ids]
+        maybe = self.maybe_collective()[name_ids]
+        for i in np.flatnonzero(look):
+            if text := args[i]:
+                correlation[i], external[i] = number(text, "correlation"), number(text, "External id")
+                maybe[i] |= has_key(text, b"Collective name")
+        for i in np.flatnonzero(maybe):
+            if args[i]:
+                self.args[self.size + int(i)] = as_object(args[i])
+        self.columns.append(
+            (nanoseconds(ts), nanoseconds(dur), name_ids, cat_ids, lane_ids, correlation, external)
+        )
+        self.size += len(rows)
+
+    def kept_categories(self, cats: set[Any]) -> dict[Any, bool]:
+        """The categories that are kept, and whether their arguments are looked into."""
+        plain = {cat: category(cat) for cat in cats}
+        return {cat: text in WITH_ARGS for cat, text in plain.items() if text in KEPT}
+
+    def intern(self, kind: str, values: Iterable[Any]) -> np.ndarray:
+        """Indices of values in the list of that kind."""
+        ids = self.ids[kind]
+        return np.array([ids.setdefault(value, len(ids)) for value in values], np.int32)
+
+    def maybe_collective(self) -> np.ndarray:
+        """For each name seen so far, whether it speaks of communication."""
+        for name in list(self.ids["name"])[len(self.maybe) :]:
+            text = plain_text(name)
+            self.maybe.append(text == names.PARAM_COMMS or names.collective(text) is not None)
+        return np.array(self.maybe)
+
+    def finish(self) -> Events:
+        """Take what is left and put the columns together; raises NotATrace when there is nothing."""
+        if not self.inside:
+            raise self.not_a_trace()
+        tail = self.close()
+        if not self.seen:
+            raise NotATrace(
+                f"{self.path} holds no complete event",
+                "profile again: the profiler recorded nothing, or the file is cut",
+            )
+        if self.dropped:
+            self.warnings.append(f"{self.path.name}: {self.dropped} damaged event(s) left out")
+        columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)] if self.columns else []
+        if not columns:
+            columns = [np.zeros(0, np.int64)] * 7
+        return Events(
+            *columns,
+            names=[plain_text(name) for name in self.ids["name"]],
+            cats=[category(cat) for cat in self.ids["cat"]],
+            lanes=[(plain_text(pid).strip('"'), plain_text(tid).strip('"')) for pid, tid in self.ids["lane"]],
+            args=self.args,
+            meta=metadata(self.header) | metadata(tail),
+            warnings=self.warnings,
+        )
+
+    def close(self) -> bytes:
+        """Parse the last block; returns what follows the events. Says so when the file ends too early."""
+        if self.canonical:
+            end = re.search(rb"\}\s*\]", self.rest)  # the last event is all that is left, so this closes the list
+            body, tail, whole = self.rest, b"", end is not None
+            if end:
+                body, tail = self.rest[: end.start() + 1], self.rest[end.end() :]
+            dropped = self.dropped
+            self.match(body)
+            self.dropped = self.dropped if whole else dropped
+        else:
+            tail, whole = self.decode(self.rest, last=True)
+        if not whole:
+            self.warnings.append(f"{self.path.name}: ends in the middle of the events; whole ones are used")
+        return tail
+
+
+def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
+    """A decoded event in the form that EVENT gives: JSON's own bytes, so that both ways find the same names."""
+    args = event.get("args")
+    cat, name = (json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode() for key in ("cat", "name"))
+    pid, tid = (json.dumps(event.get(key, "")).encode() for key in ("pid", "tid"))
+    times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
+    return (cat, name, pid, tid, *times, args if isinstance(args, dict) else None)
+
+
+def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
+    """Decimal microseconds as integer nanoseconds, exactly."""
+    try:
+        split = [text[-4] == 46 for text in texts]  # "." before the last three digits: Kineto's own form
+    except IndexError:
+        split = [False]
+    if all(split):
+        return np.array([int(text[:-4] + text[-3:]) for text in texts], np.int64)
+    return np.array([one_nanoseconds(text) for text in texts], np.int64)
+
+
+def one_nanoseconds(text: bytes) -> int:
+    """One decimal number of microseconds as nanoseconds; 0 for something that is no finite number."""
+    try:
+        return int((Decimal(text.decode()) * 1000).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError):
+        return 0
+
+
+def number(args: Any, key: str) -> int:
+    """A whole number among an event's arguments; -1 where there is none."""
+    if isinstance(args, dict):
+        value = str(args.get(key, ""))
+        return int(value) if value.isdigit() else -1
+    found = NUMBERS[key].search(args)
+    return int(found[1]) if found else -1
+
+
+def has_key(args: Any, key: bytes) -> bool:
+    """Whether an event's arguments have a key."""
+    return key.decode() in args if isinstance(args, dict) else key in args
+
+
+def as_object(args: Any) -> dict[str, Any]:
+    """An event's arguments as a mapping; empty when they cannot be read."""
+    if isinstance(args, dict):
+        return args
+    try:
+        return json.loads(b"{" + args + b"}", strict=False)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def plain_text(escaped: bytes) -> str:
+    """The content of a JSON string."""
+    text = escaped.decode("utf-8", errors="replace")
+    if "\\" not in text:
+        return text
+    try:
+        return json.loads(f'"{text}"', strict=False)
+    except json.JSONDecodeError:
+        return text
+
+
+def category(cat: bytes) -> str:
+    """A category under its present name."""
+    text = cat.decode(errors="replace").lower()
+    return OLD.get(text, text)
+
+
+def metadata(text: bytes) -> dict[str, Any]:
+    """What the lab uses of a trace's own description: rank, world size, time base, versions."""
+    found: dict[str, Any] = {}
+    content = text.decode("utf-8", errors="replace")
+    for key in ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "vllm_version"):
+        match = re.search(rf'"{key}"\s*:\s*', content)
+        if match:
+            try:
+                found[key] = json.JSONDecoder(strict=False).raw_decode(content, match.end())[0]
+            except json.JSONDecodeError:
+                continue
+    return found
