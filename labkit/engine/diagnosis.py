@@ -73,7 +73,7 @@ def cause(log_path: Path, exit_code: int | None = None) -> tuple[str, str]:
     for pattern, reason, remedy in CAUSES:
         if re.search(pattern, text):
             return reason, remedy
-    if exit_code is not None and exit_code in (-9, 137):
+    if exit_code is not None and exit_code in (-9, 128 + 9):
         return (
             "it was killed (SIGKILL: by somebody, or by the system when memory ran out)",
             "run the same command again; if it repeats, lower max_num_seqs",

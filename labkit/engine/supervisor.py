@@ -57,7 +57,7 @@ def end_descendants() -> None:
 
 
 def main(spec_path: str) -> int:
-    """Run the spec's command until it, or its owner, ends; returns the command's exit code."""
+    """Run the spec's command until it, or its owner, ends; returns the command's exit code, 128 + n for signal n."""
     spec = json.loads(Path(spec_path).read_text())
     adopt_orphans()
     stopping = []
@@ -69,7 +69,8 @@ def main(spec_path: str) -> int:
             time.sleep(POLL_S)
     finally:
         end_descendants()
-    return server.poll() or 0
+    code = server.poll() or 0
+    return code if code >= 0 else 128 - code  # as a shell reports a signal
 
 
 if __name__ == "__main__":
