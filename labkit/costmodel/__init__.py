@@ -1,0 +1,21 @@
+"""What a decoding step costs when it verifies n tokens, from bytes, bandwidth and collectives; what pays."""
+
+from __future__ import annotations
+
+from labkit.costmodel.hardware import Hardware, UnknownHardware, hardware
+from labkit.costmodel.ranges import Range
+from labkit.costmodel.step import BadEstimate, StepModel
+from labkit.costmodel.weights import UnknownQuantization, expert_bytes, kv_bytes_per_token, weights
+
+__all__ = [
+    "BadEstimate",
+    "Hardware",
+    "Range",
+    "StepModel",
+    "UnknownHardware",
+    "UnknownQuantization",
+    "expert_bytes",
+    "hardware",
+    "kv_bytes_per_token",
+    "weights",
+]

@@ -1,0 +1,128 @@
+"""Routing recorded with forward hooks on a model that Transformers runs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.errors import LabError
+from labkit.experts.routing import BadRouting, Routing, narrow
+from labkit.experts.texts import Document
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from labkit.targets import Target
+
+# Transformers 5: every family's router is a module of such a class and returns (logits, weights, indices).
+ROUTER = re.compile(r"top_?k_?router$", re.IGNORECASE)
+LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
+
+
+class NotMoE(LabError):
+    """A model without routed experts was asked for its routing."""
+
+
+def load(target: Target) -> PreTrainedModel:
+    """The target's model in Transformers, fp32 on the CPU or as stored on a GPU; raises NotMoE for a dense one."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    if not target.geometry.is_moe:
+        raise NotMoE(
+            f"target {target.name!r} is dense ({target.geometry.architecture}): no routed experts in config.json",
+            "give a mixture of experts as `target`: mini-kimi, or the directory of one",
+        )
+    loader = AutoModelForImageTextToText if target.geometry.wrapper else AutoModelForCausalLM
+    if torch.cuda.is_available():
+        return loader.from_pretrained(target.path, dtype="auto", device_map="cuda").eval()
+    return loader.from_pretrained(target.path, dtype=torch.float32).eval()
+
+
+def routers(model: PreTrainedModel) -> dict[int, torch.nn.Module]:
+    """The routers by layer index, ascending, under any wrapper; raises NotMoE when there are none."""
+    found = {}
+    for name, module in model.named_modules():
+        if ROUTER.search(type(module).__name__):
+            index = LAYER.findall(name)
+            found[int(index[-1]) if index else len(found)] = module
+    if not found:
+        raise NotMoE(
+            f"{type(model).__name__} has no module of a class that ends in TopKRouter",
+            "give a mixture of experts that Transformers runs natively (no remote code)",
+        )
+    return dict(sorted(found.items()))
+
+
+@contextlib.contextmanager
+def listening(modules: dict[int, torch.nn.Module]) -> Iterator[dict[int, Any]]:
+    """Hooks that keep the last output of each router by layer, taken off again at the end."""
+    heard: dict[int, Any] = {}
+
+    def listener(layer: int) -> Callable[..., None]:
+        return lambda _module, _inputs, output: heard.update({layer: output})
+
+    hooks = [module.register_forward_hook(listener(layer)) for layer, module in modules.items()]
+    try:
+        yield heard
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def record(
+    model: PreTrainedModel, documents: Iterable[Document | Sequence[int]], *, max_length: int = 1024
+) -> Routing:
+    """Routing of documents (or bare token lists), each run through the model in one pass without a cache.
+
+    A document longer than max_length tokens is cut into contexts of that length, and windows cross no cut.
+    Raises NotMoE for a dense model, BadRouting for a router that returns something else than it should.
+    """
+    import torch
+
+    found, parts, numbers, names, count = routers(model), [], [], [], 0
+    with torch.no_grad(), listening(found) as heard:
+        for given in documents:
+            document = given if isinstance(given, Document) else Document("", given)
+            for piece in pieces(document.tokens, max_length):
+                model(input_ids=torch.tensor([piece], device=model.device), use_cache=False, logits_to_keep=1)
+                chosen, count = gather(heard, list(found), len(piece))
+                parts.append(chosen)
+                numbers.append(np.full(len(piece), len(names), np.int32))
+                names.append(document.category)
+    if not parts:
+        raise BadRouting("there are no tokens to record", "give documents that hold text")
+    source = f"hooks on {type(model).__name__}, Transformers"
+    return Routing(np.concatenate(parts), count, np.concatenate(numbers), tuple(found), tuple(names), source)
+
+
+def pieces(document: Sequence[int], max_length: int) -> Iterator[list[int]]:
+    """The document in stretches of at most max_length tokens."""
+    for start in range(0, len(document), max_length):
+        yield [int(token) for token in document[start : start + max_length]]
+
+
+def gather(heard: dict[int, Any], layers: list[int], tokens: int) -> tuple[np.ndarray, int]:
+    """The indices that the routers gave, [tokens, L, k], and the number of experts; forgets what was heard."""
+    silent = [layer for layer in layers if layer not in heard]
+    if silent:
+        raise BadRouting(
+            f"the routers of layers {silent} were not called",
+            "a kernel may replace the router: load the model without hub kernels",
+        )
+    outputs = [heard.pop(layer) for layer in layers]
+    chosen = [output[2] for output in outputs]
+    count = outputs[0][0].shape[-1]
+    for layer, index in zip(layers, chosen, strict=True):
+        if index.dtype.is_floating_point or index.shape[0] != tokens:
+            raise BadRouting(
+                f"the router of layer {layer} returned {tuple(index.shape)} of {index.dtype} for {tokens} tokens",
+                "this family's router returns something else; recording knows (logits, weights, indices)",
+            )
+    stacked = np.stack([index.cpu().numpy() for index in chosen], axis=1)
+    return stacked.astype(narrow(count)), count

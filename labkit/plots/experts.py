@@ -1,0 +1,65 @@
+"""Figures of expert activation: experts that n tokens touch, reuse beside published figures, verify ratio."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+
+from labkit.plots.serving import COLOURS
+
+
+def plot_unique(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Unique experts a layer by window length, measured with its interval; `df` is experts.unique_by_window."""
+    ax = ax or plt.subplots(figsize=(7, 4))[1]
+    ax.plot(df["n"], df["uniform"], color=COLOURS[1], linestyle="--", label="independent and uniform")
+    ax.plot(df["n"], df["popularity"], color=COLOURS[2], linestyle=":", label="independent, by popularity")
+    ax.plot(df["n"], df["unique_mean"], color=COLOURS[0], marker="o", markersize=4, label="measured")
+    ax.fill_between(df["n"], df["low"], df["high"], color=COLOURS[0], alpha=0.25, linewidth=0)
+    ax.set(title=f"Experts that n consecutive tokens touch: {model}", xlabel="tokens verified together (n)")
+    ax.set_ylabel("different experts a layer")
+    ax.set_ylim(bottom=0)
+    ax.legend()
+    return ax
+
+
+def plot_layers(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Unique experts by layer, a line a window length; `df` is experts.unique_table."""
+    ax = ax or plt.subplots(figsize=(7, 3.5))[1]
+    for number, (n, part) in enumerate(df.groupby("n")):
+        style = {"marker": "osD^v"[number % 5], "color": COLOURS[number % len(COLOURS)]}
+        ax.plot(part["layer"], part["unique_mean"], label=f"{n}", **style)
+    ax.set(title=f"Experts touched, by layer: {model}", xlabel="layer", ylabel="different experts")
+    ax.set_ylim(bottom=0)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.legend(title="tokens (n)")
+    return ax
+
+
+def plot_reuse(df: pd.DataFrame, published: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Reuse factor by window length (experts.unique_by_window) beside experts.published_reuse."""
+    ax = ax or plt.subplots(figsize=(7, 3.8))[1]
+    ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    known = df.dropna(subset="reuse")
+    ax.plot(known["n"], known["reuse"], color=COLOURS[0], marker="o", markersize=4, label=model or "measured")
+    for number, (name, part) in enumerate(published.groupby("model", sort=False), start=1):
+        style = {"marker": "sD^vP"[number % 5], "color": COLOURS[number % len(COLOURS)]}
+        ax.plot(part["n"], part["reuse"], linestyle="none", label=f"published, {name}", **style)
+    ax.set(title="How far routing is from independent", xlabel="tokens verified together (n)", ylim=(0, 1.1))
+    ax.set_ylabel("reuse factor r (1: independent)")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def plot_verify(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Verify ratio by tokens with its interval, a line a case; `df` is StepModel.table with a column case."""
+    ax = ax or plt.subplots(figsize=(7, 4))[1]
+    for number, (case, part) in enumerate(df.groupby("case", sort=False)):
+        colour = COLOURS[number % len(COLOURS)]
+        ax.plot(part["n"], part["verify_ratio"], color=colour, marker="osD^"[number % 4], markersize=4, label=case)
+        low, high = part["verify_ratio_low"], part["verify_ratio_high"]
+        ax.fill_between(part["n"], low, high, color=colour, alpha=0.15, linewidth=0)
+    ax.set(title=f"Cost of verifying, predicted: {model}", xlabel="tokens verified together (n)")
+    ax.set_ylabel("step time, n tokens / one token")
+    ax.legend(title="routing")
+    return ax
