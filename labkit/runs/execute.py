@@ -90,6 +90,7 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path)
                 progress_bar=False,
                 stdout_file=sys.stdout,
                 request_save_on_cell_execute=True,
+                coalesce_streams=True,
             )
     except papermill.PapermillExecutionError as error:
         raise StageFailed(
@@ -101,8 +102,8 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path)
 
 @contextmanager
 def quiet_environment() -> Iterator[None]:
-    """Environment of the kernels: no progress widgets from libraries, no debugger warning."""
-    extra = {"TQDM_DISABLE_WIDGETS": "1", "PYDEVD_DISABLE_FILE_VALIDATION": "1", "LABKIT_HEADLESS": "1"}
+    """Environment of the kernels: headless, and no warning of the debugger."""
+    extra = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "LABKIT_HEADLESS": "1"}
     before = {name: os.environ.get(name) for name in extra}
     os.environ.update(extra)
     try:

@@ -46,19 +46,12 @@ def render(run: str | Path) -> Path:
     return index
 
 
-def collapse_returns(text: str) -> str:
-    """What a terminal would show of text with carriage returns: the last state of each line."""
-    return "\n".join(line.rsplit("\r", 1)[-1] for line in text.replace("\r\n", "\n").split("\n"))
-
-
 def read_notebook(path: Path) -> nbformat.NotebookNode:
-    """The executed notebook with progress lines in their last state and no widget views."""
+    """The executed notebook without widget views, whose state is not on a page."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
-            if output.output_type == "stream":
-                output.text = collapse_returns(output.text)
-            elif "data" in output:
+            if "data" in output:
                 output.data.pop("application/vnd.jupyter.widget-view+json", None)
     notebook.metadata.pop("widgets", None)
     return notebook
@@ -67,10 +60,12 @@ def read_notebook(path: Path) -> nbformat.NotebookNode:
 def write_page(path: Path, record: dict[str, Any]) -> None:
     """One notebook's page; nothing on it is fetched from anywhere."""
     from nbconvert import HTMLExporter
+    from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
 
     exporter = HTMLExporter(
         template_name="labpage", extra_template_basedirs=[str(TEMPLATES)], exclude_input_prompt=True
     )
+    exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)  # progress lines in their last state
     body, _ = exporter.from_notebook_node(read_notebook(path))
     with files.atomic(path.with_suffix(".html")) as temporary:
         page = environment().get_template("page.html.j2")
