@@ -73,7 +73,8 @@ def plot_waits(waits: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.plot(mine["call"], mine["wait_us"], color=RANKS[number % len(RANKS)], label=f"rank {rank} waits")
     first = waits[waits["rank"] == waits["rank"].min()]
     ax.plot(first["call"], first["transfer_us"], color="#999999", linestyle="--", label="transfer")
-    ax.set_yscale("log")
+    ax.set_yscale("symlog", linthresh=1.0)  # a rank that comes last does not wait at all
+    ax.set_ylim(bottom=0)
     ax.set(title="Who waits, and where", xlabel="AllReduce of the step (0 is the embedding's)", ylabel="mean (µs)")
     ax.legend(fontsize=8)
     return ax

@@ -15,9 +15,9 @@ def overhead_sentence(trace: Trace, client: pd.DataFrame) -> str:
     period = trace.summary()["period_ms"].median()
     apart = period / gaps[True] - 1
     return (
-        f"From start to start a step takes {period:.1f} ms; the client saw {gaps[True]:.1f} ms between tokens under "
-        f"the profiler ({apart:+.0%} apart) and {gaps[False]:.1f} ms without it: profiling costs "
-        f"{gaps[True] / gaps[False] - 1:+.0%}, so shares are worth more here than milliseconds."
+        f"From start to start a step takes {period:.1f} ms; the client saw {gaps[True]:.1f} ms a token under "
+        f"the profiler ({apart:+.0%} apart) and {gaps[False]:.1f} ms without it: the profiler changes a step by "
+        f"{gaps[True] / gaps[False] - 1:+.0%}."
     )
 
 
@@ -65,7 +65,7 @@ def conclusion(trace: Trace, cases: pd.DataFrame) -> str:
     largest = trace.parts().groupby("category")["share"].mean().drop("idle").idxmax()
     return (
         f"A decode step takes {trace.step_ms():.1f} ms, {summary['allreduce_share'].mean():.1%} of it in "
-        f"{summary['allreduce_per_step'].median():.0f} AllReduces. With links that cost nothing a token would take "
+        f"{summary['allreduce_per_step'].median():.0f} AllReduces. With free links a token would take "
         f"{faster.tpot_ms:.2f} instead of {names.tpot_ms.iloc[0]:.2f} ms ({faster.speedup:.2f}×), and with "
         f"AllReduce gone altogether {free.tpot_ms:.2f} ms ({free.speedup:.2f}×): the most that any faster "
         f"interconnect or better AllReduce can give. The largest kind of work is {largest}; during "
