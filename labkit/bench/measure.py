@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from labkit import engine, files, targets
-from labkit.bench.rows import frame
+from labkit.bench.rows import COLUMNS, frame
 from labkit.bench.run import MeasurementFailed, run
+from labkit.engine import OnDemand, Server
 from labkit.settings import Settings
 
 # What a variant's rows depend on besides its own options; settings of other notebooks with these names fit too.
@@ -70,32 +70,27 @@ def measure_variant(
     variant: str,
     prompts: pd.DataFrame,
     *,
-    url: str | None = None,
-    server: engine.OnDemand | None = None,
+    server: OnDemand | Server | None = None,
     name: str = "",
     also: Iterable[Path] = (),
     **options: Any,
 ) -> pd.DataFrame:
     """Rows of one variant under a notebook's settings: from disk where they fit, else served and measured.
 
-    The server is `url`, or what the settings attach (`server` for the baseline, `variant_server` for others),
-    else the lab's own (engine.serve with `options`, its log in the stage's folder), stopped again afterwards.
-    `server` shares one between several calls. Where the baseline is attached and the variant is not, nothing is
-    measured: the frame is empty. `name` names the rows' variant where it is not the engine's. `also`: folders of
-    other stages whose rows may fit.
+    The server is `server` (one that several measurements share), or what the settings attach (`server` for the
+    baseline, `variant_server` for others), else the lab's own: engine.serve with `options`, its log in the
+    stage's folder, stopped again afterwards. Where the baseline is attached and the variant is not, nothing is
+    measured. The frame is empty then, and when there are no prompts. `name` names the rows' variant where it is
+    not the engine's. `also`: folders of other stages whose rows may fit.
     """
-    name = name or variant
-    if prompts.empty:
+    url = settings.server if variant == "baseline" else settings.variant_server
+    if prompts.empty or (settings.server and not url):
         return frame([])
-    if url is None:
-        url = settings.server if variant == "baseline" else settings.variant_server
-        if settings.server and not url:
-            return frame([])
+    name = name or variant
     fits = fingerprint(settings, variant, prompts, url=url, **options)
 
     def measured() -> pd.DataFrame:
-        own = server_for(settings, variant, url, options) if server is None else nullcontext(server.get())
-        with own as running:
+        with server_for(settings, variant, url, server, options) as running:
             return run(
                 running,
                 prompts,
@@ -108,14 +103,17 @@ def measure_variant(
                 variant=name,
             )
 
-    rows = measure(settings.folder, name, fits, measured, also=also)
-    return rows.assign(variant=name).astype({"variant": "string"})
+    return measure(settings.folder, name, fits, measured, also=also).assign(variant=name).astype(COLUMNS)
 
 
-def server_for(settings: Any, variant: str, url: str, options: dict[str, Any]) -> Any:
-    """A context with the server: an attached one for an address, else the lab's own."""
+def server_for(
+    settings: Any, variant: str, url: str, server: OnDemand | Server | None, options: dict[str, Any]
+) -> contextlib.AbstractContextManager[Server]:
+    """A context with the server: the given one (started now if need be), an attached one, or the lab's own."""
+    if server is not None:
+        return contextlib.nullcontext(server.get() if isinstance(server, OnDemand) else server)
     if url:
-        return nullcontext(engine.attach(url, settings.model or None))
+        return contextlib.nullcontext(engine.attach(url, settings.model or None))
     return engine.serve(
         targets.resolve(settings.target),
         variant,

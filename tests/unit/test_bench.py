@@ -545,3 +545,33 @@ def test_the_fingerprint_changes_with_what_matters() -> None:
         for kind in (settings.NgramBaseline, settings.Evaluation)
     ]
     assert demo[0] == demo[1]  # notebook 05 finds the rows of notebook 02
+
+
+def attached(tmp_path, monkeypatch, **urls: str) -> settings.NgramBaseline:
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
+    return settings.NgramBaseline(repeats=1, max_tokens=4, run_id="r", **urls)
+
+
+def test_measure_variant_on_attached_servers(tmp_path, monkeypatch) -> None:
+    chosen = bench.prompts("story", 2)
+    with serving(lambda *_: PLAIN) as server:
+        plan = attached(tmp_path, monkeypatch, server=server.url)
+        first = bench.measure_variant(plan, "baseline", chosen)
+        again = bench.measure_variant(plan, "baseline", chosen)
+        assert len(server.requests) == 3  # a warm-up and two prompts, once
+        pd.testing.assert_frame_equal(first, again, check_exact=False)
+        assert first["variant"].tolist() == ["baseline"] * 2
+        assert bench.measure_variant(plan, "ngram", chosen).empty  # the baseline is attached, the variant is not
+        assert bench.measure_variant(plan, "baseline", chosen.iloc[:0]).empty
+        both = attached(tmp_path, monkeypatch, server=server.url, variant_server=server.url)
+        assert len(bench.measure_variant(both, "ngram", chosen)) == 2
+
+
+def test_measure_variant_on_a_shared_server(tmp_path, monkeypatch) -> None:
+    from labkit import engine
+
+    plan = attached(tmp_path, monkeypatch)
+    with serving(lambda *_: PLAIN) as server, engine.on_demand("none", "baseline", url=server.url) as shared:
+        for category in ("story", "code"):
+            rows = bench.measure_variant(plan, "baseline", bench.prompts(category, 1), server=shared)
+            assert rows["category"].tolist() == [category]
