@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from labkit import files, settings
 from labkit.errors import LabError
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
@@ -22,6 +24,10 @@ UPSTREAM = {"05_evaluation": ("02_ngram_baseline", "04_eagle3_pipeline")}
 
 class UnknownNotebook(LabError):
     """No notebook has this name or number."""
+
+
+class StageBusy(LabError):
+    """Another process is running the same stage of the same run."""
 
 
 class StageFailed(LabError):
@@ -64,12 +70,24 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
         say(f"{chosen.notebook}: up to date in {chosen.folder}")
         return output
     say(f"{chosen.notebook} -> {chosen.folder}")
-    chosen.folder.mkdir(parents=True, exist_ok=True)
     started = time.time()
-    run_papermill(chosen, parameters, output)
-    record_execution(chosen, parameters, time.time() - started)
+    with alone(chosen.folder):
+        run_papermill(chosen, parameters, output)
+        record_execution(chosen, parameters, time.time() - started)
     say(f"{chosen.notebook}: done in {time.time() - started:.0f} s")
     return output
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the stage's folder; raises StageBusy while another labkit writes to it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(folder / ".lock", timeout=0)  # the system frees it when its holder is killed
+    try:
+        with lock:
+            yield
+    except filelock.Timeout as error:
+        raise StageBusy(f"another run is writing to {folder}", "wait for it, or give another run_id") from error
 
 
 def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path) -> None:
