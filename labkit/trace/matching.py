@@ -114,6 +114,8 @@ def clock_leads(ranks: list[Rank], members: list[dict[int, np.ndarray]], labels:
 def by_step(step: np.ndarray, numbers: np.ndarray) -> dict[int, np.ndarray]:
     """The collectives of each step, in order, by the step's number."""
     inside = np.flatnonzero(step >= 0)
+    if not len(inside):
+        return {}
     inside = inside[np.argsort(step[inside], kind="stable")]
     found, first = np.unique(step[inside], return_index=True)
     return {int(numbers[s]): part for s, part in zip(found, np.split(inside, first[1:]), strict=True)}

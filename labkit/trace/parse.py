@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from labkit.trace import names
 from labkit.trace.errors import NotATrace, TraceNotFound
 
 BLOCK = 8 << 20
+PIECE = 64 << 10  # compressed bytes at a time
 PATIENCE = 4 << 20  # an event that is still incomplete after so many bytes is damaged
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ANNOTATION = ("user_annotation", "gpu_user_annotation")
@@ -91,25 +92,45 @@ def read(path: Path) -> Events:
 def blocks(path: Path, warnings: list[str]) -> Iterator[bytes]:
     """The decompressed bytes of a file in blocks; a cut or corrupt gzip yields what it still holds."""
     with path.open("rb") as file:
-        head = file.read(BLOCK)
-        if head[:2] != b"\x1f\x8b":
-            while head:
-                yield head
-                head = file.read(BLOCK)
-            return
-        inflate = zlib.decompressobj(31)
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        parts: list[bytes] = []
+        size = 0
+        for part in inflated(file, path.name, warnings) if packed else iter(lambda: file.read(BLOCK), b""):
+            parts.append(part)
+            size += len(part)
+            if size >= BLOCK:
+                yield b"".join(parts)
+                parts, size = [], 0
+        yield b"".join(parts)
+
+
+def inflated(file: BinaryIO, name: str, warnings: list[str]) -> Iterator[bytes]:
+    """Decompress gzip members piece by piece; where the stream is damaged, byte by byte up to the damage."""
+    inflate, pending = zlib.decompressobj(31), b""
+    while piece := pending or file.read(PIECE):
+        before = inflate.copy()
         try:
-            while head:
-                yield inflate.decompress(head, BLOCK)
-                head = inflate.unconsumed_tail or file.read(BLOCK)
-                if inflate.eof and (rest := inflate.unused_data + head):  # gzip members may be concatenated
-                    inflate, head = zlib.decompressobj(31), rest
-            yield inflate.flush()
+            yield inflate.decompress(piece, BLOCK)
         except zlib.error as error:
-            warnings.append(f"{path.name}: the gzip data are damaged ({error}); events up to there are used")
+            yield from up_to_damage(before, piece)
+            warnings.append(f"{name}: the gzip data are damaged ({error}); events up to there are used")
             return
-        if not inflate.eof:
-            warnings.append(f"{path.name}: the gzip file is cut off; events up to there are used")
+        pending = inflate.unconsumed_tail
+        if inflate.eof and (pending := inflate.unused_data or file.read(PIECE)):  # members may be concatenated
+            inflate = zlib.decompressobj(31)
+    yield inflate.flush()
+    if not inflate.eof:
+        warnings.append(f"{name}: the gzip file is cut off; events up to there are used")
+
+
+def up_to_damage(inflate: Any, piece: bytes) -> Iterator[bytes]:
+    """What a piece holds before the byte at which decompression fails."""
+    for i in range(len(piece)):
+        try:
+            yield inflate.decompress(piece[i : i + 1])
+        except zlib.error:
+            return
 
 
 class Table:
@@ -122,6 +143,7 @@ class Table:
         self.header = b""
         self.rest = b""
         self.inside = False  # past the `[` of traceEvents
+        self.ended = False  # past the `]`, where `rest` is what follows
         self.canonical = True  # events begin with "ph", so a block can be cut without parsing it
         self.columns: list[tuple[np.ndarray, ...]] = []
         self.size = 0
@@ -134,10 +156,10 @@ class Table:
     def add(self, block: bytes) -> None:
         """Take the next block."""
         self.rest += block
-        if not self.inside and not self.enter():
+        if self.ended or (not self.inside and not self.enter()):
             return
         if not self.canonical:
-            self.rest, _ = self.decode(self.rest, last=False)
+            self.rest, self.ended = self.decode(self.rest, last=False)
             return
         cut = 0
         for window in (1 << 16, len(self.rest)):  # the last event is near the end, but need not be
@@ -285,7 +307,7 @@ class Table:
             self.match(body)
             self.dropped = self.dropped if whole else dropped
         else:
-            tail, whole = self.decode(self.rest, last=True)
+            tail, whole = (self.rest, True) if self.ended else self.decode(self.rest, last=True)
         if not whole:
             self.warnings.append(f"{self.path.name}: ends in the middle of the events; whole ones are used")
         return tail
