@@ -1,0 +1,360 @@
+"""Recording against routers recomputed from scratch, windows against sets, expectations against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    Kimi_K25Config,
+    Kimi_K25ForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from labkit import experts
+from labkit.experts import BadRouting, NotMoE, Routing
+from labkit.experts.texts import SOURCES, texts
+from labkit.files import BrokenFile
+
+SMALL = {
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.5,  # random routers that differ by token
+}
+DEEPSEEK = SMALL | {
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_group": 4,
+    "topk_group": 2,
+}
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def deepseek() -> DeepseekV3ForCausalLM:
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK))
+    return with_bias(model)
+
+
+def kimi() -> Kimi_K25ForConditionalGeneration:
+    text = DEEPSEEK | {"model_type": "deepseek_v3", "n_group": 1, "topk_group": 1}
+    config = Kimi_K25Config(text_config=text, vision_config=VISION, projection_hidden_size=16, image_token_id=3)
+    return with_bias(Kimi_K25ForConditionalGeneration(config))
+
+
+def with_bias(model: torch.nn.Module) -> torch.nn.Module:
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.randn_like(buffer) * 0.3)
+    return model
+
+
+def qwen3_moe() -> Qwen3MoeForCausalLM:
+    extra = {"moe_intermediate_size": 16, "num_experts": 12, "num_experts_per_tok": 4, "head_dim": 16}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **extra, decoder_sparse_step=2))
+
+
+def mixtral() -> MixtralForCausalLM:
+    return MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=6, num_experts_per_tok=2))
+
+
+def gpt_oss() -> GptOssForCausalLM:
+    extra = {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16}
+    return GptOssForCausalLM(GptOssConfig(**SMALL, **extra))
+
+
+FAMILIES = {
+    "deepseek_v3": deepseek,
+    "kimi_k25": kimi,
+    "qwen3_moe": qwen3_moe,
+    "mixtral": mixtral,
+    "gpt_oss": gpt_oss,
+}
+LAYERS = {
+    "deepseek_v3": (1, 2),
+    "kimi_k25": (1, 2),
+    "qwen3_moe": (1,),
+    "mixtral": (0, 1, 2),
+    "gpt_oss": (0, 1, 2),
+}
+
+
+def chosen_by_hand(router: torch.nn.Module, states: np.ndarray) -> list[set[int]]:
+    """The experts of each token from the router's weights alone, in float64, expert by expert."""
+    weight = router.weight.detach().double().numpy()
+    logits = states @ weight.T
+    if getattr(router, "bias", None) is not None:
+        logits = logits + router.bias.detach().double().numpy()
+    if not hasattr(router, "e_score_correction_bias"):
+        return [set(np.argsort(-row)[: router.top_k].tolist()) for row in logits]
+    scores = 1 / (1 + np.exp(-logits)) + router.e_score_correction_bias.double().numpy()
+    chosen = []
+    for row in scores:
+        groups = row.reshape(router.num_group, -1)
+        best_two = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+        kept = set(np.argsort(-best_two)[: router.topk_group].tolist())
+        size = groups.shape[1]
+        order = [int(e) for e in np.argsort(-row) if int(e) // size in kept]
+        chosen.append(set(order[: router.top_k]))
+    return chosen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recorded_routing_is_the_routers_own(family):
+    torch.manual_seed(1)
+    model = FAMILIES[family]().eval()
+    documents = [list(range(5, 45)), list(range(60, 71))]
+    routing = experts.record(model, documents)
+    assert routing.layers == LAYERS[family]
+    assert routing.documents.tolist() == [0] * 40 + [1] * 11
+    heard: dict[int, np.ndarray] = {}
+    routers = [m for n, m in model.named_modules() if type(m).__name__.lower().endswith("topkrouter")]
+    for place, router in enumerate(routers):
+        router.register_forward_pre_hook(
+            lambda m, i, place=place: heard.update({place: i[0].reshape(-1, 32).double().numpy()})
+        )
+    with torch.no_grad():
+        model(input_ids=torch.tensor([documents[0]]))
+    for place, router in enumerate(routers):
+        by_hand = chosen_by_hand(router, heard[place])
+        assert [set(row.tolist()) for row in routing.experts[:40, place]] == by_hand
+        assert len({frozenset(s) for s in by_hand}) > 3  # the choice varies with the token
+    assert routing.num_experts == model.get_parameter(parameter_of(model)).shape[0]
+
+
+def parameter_of(model: torch.nn.Module) -> str:
+    name = next(n for n, m in model.named_modules() if type(m).__name__.lower().endswith("topkrouter"))
+    return f"{name}.weight"
+
+
+def test_a_dense_model_is_refused():
+    with pytest.raises(NotMoE, match="LlamaForCausalLM"):
+        experts.record(LlamaForCausalLM(LlamaConfig(**SMALL)), [[1, 2, 3]])
+
+
+def test_long_documents_are_cut_and_hooks_come_off():
+    torch.manual_seed(0)
+    model = mixtral().eval()
+    routing = experts.record(model, [list(range(1, 26)), [7, 8]], max_length=10)
+    assert np.bincount(routing.documents).tolist() == [10, 10, 5, 2]
+    second = experts.record(model, [list(range(11, 21))])
+    np.testing.assert_array_equal(routing.experts[10:20], second.experts)  # a cut starts a new context
+    with pytest.raises(IndexError):
+        experts.record(model, [[5_000]])
+    assert not [m for m in model.modules() if m._forward_hooks]
+    with pytest.raises(BadRouting, match="no tokens"):
+        experts.record(model, [])
+
+
+def random_routing(seed: int, tokens: int, layers: int, n_experts: int, chosen: int, documents: int) -> Routing:
+    rng = np.random.default_rng(seed)
+    drawn = rng.random((tokens, layers, n_experts)).argsort(axis=2)[:, :, :chosen]
+    numbers = np.sort(rng.integers(0, documents, tokens)) if documents else rng.integers(0, 3, tokens)
+    return Routing(drawn, n_experts, numbers.astype(np.int32))
+
+
+def by_sets(routing: Routing, n: int) -> list[list[int]]:
+    """Unique experts of every window, with Python sets; a window holds tokens of one uninterrupted document."""
+    rows = []
+    for start in range(len(routing.experts) - n + 1):
+        window = slice(start, start + n)
+        if len(set(routing.documents[window].tolist())) == 1:
+            layers = routing.experts[window].transpose(1, 0, 2)
+            rows.append([len(set(layer.ravel().tolist())) for layer in layers])
+    return rows
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.sampled_from([3, 63, 64, 65, 200, 384]),
+    st.integers(0, 4),
+    st.integers(1, 20),
+)
+def test_unique_experts_equal_those_counted_with_sets(seed, tokens, layers, n_experts, documents, n):
+    routing = random_routing(seed, tokens, layers, n_experts, 3, documents)
+    expected = by_sets(routing, n)
+    got = experts.unique(routing, n)
+    assert got.shape == (len(expected), layers)
+    assert got.tolist() == expected
+    as_tensor = torch.from_numpy(routing.experts)
+    np.testing.assert_array_equal(experts.unique(as_tensor, n, documents=routing.documents), got)
+    if expected:
+        table = experts.unique_table(routing, ns=[n])
+        np.testing.assert_allclose(table["unique_mean"], np.mean(expected, axis=0), rtol=0.06)
+
+
+def test_windows_cross_no_document_even_when_its_number_returns():
+    experts_of = np.array([[[0]], [[1]], [[2]], [[3]]])
+    routing = Routing(experts_of, 4, np.array([7, 5, 5, 7]))
+    assert experts.unique(routing, 2).tolist() == [[2]]
+    assert experts.unique(routing, 3).shape == (0, 1)
+    touching = Routing(experts_of, 4, np.array([1, 1, 1, 1]))
+    assert experts.unique(touching, 4).tolist() == [[4]]
+
+
+def test_the_mean_weighs_every_window_alike_up_to_the_stretches():
+    routing = random_routing(3, 400, 2, 16, 3, 1)
+    for n in (1, 4, 16):
+        table = experts.unique_table(routing, ns=[n])
+        np.testing.assert_allclose(table["unique_mean"], np.mean(by_sets(routing, n), axis=0), rtol=0.005)
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_windows_start_at_one_token(n):
+    with pytest.raises(BadRouting):
+        experts.unique(random_routing(0, 5, 1, 4, 2, 1), n)
+
+
+# moe.md section 2, rows 1 and 2
+@pytest.mark.parametrize(
+    ("total", "n", "expected"),
+    [
+        (384, 1, 8),
+        (384, 2, 15.83),
+        (384, 3, 23.50),
+        (384, 4, 31.01),
+        (384, 5, 38.37),
+        (384, 6, 45.57),
+        (384, 8, 59.52),
+        (384, 16, 109.82),
+        (256, 4, 30.5),
+        (256, 8, 57.4),
+        (256, 16, 102.0),
+    ],
+)
+def test_expected_unique_check_values(total, n, expected):
+    assert experts.expected_unique(total, 8, n) == pytest.approx(expected, abs=0.05 if total == 256 else 0.005)
+
+
+def test_popularity_against_enumeration():
+    # Ten tokens, one expert each, with shares .5 .3 .2: two draws hit the same one with .25 + .09 + .04.
+    routing = np.array([0] * 5 + [1] * 3 + [2] * 2).reshape(10, 1, 1)
+    assert experts.popularity_unique(routing, 3, 2) == pytest.approx([2 - 0.38])
+    assert experts.popularity_unique(routing, 3, 1) == pytest.approx([1])
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 10**6), st.integers(2, 16))
+def test_popularity_never_exceeds_uniform(seed, n):
+    routing = random_routing(seed, 30, 2, 12, 3, 1)
+    assert (experts.popularity_unique(routing, 12, n) <= experts.expected_unique(12, 3, n) + 1e-9).all()
+
+
+def test_independent_routing_has_reuse_one_inside_its_interval():
+    routing = random_routing(11, 20_000, 2, 32, 4, 1)
+    table = experts.unique_by_window(routing, ns=[1, 2, 8])
+    assert np.isnan(table["reuse"][0])
+    assert table["reuse"][1:].to_numpy() == pytest.approx([1, 1], abs=0.01)
+    assert ((table["low"] <= table["uniform"]) & (table["uniform"] <= table["high"]))[1:].all()
+    assert experts.overlap(routing) == pytest.approx([4 / 32] * 2, abs=0.01)
+
+
+def test_tokens_that_share_everything_have_reuse_zero():
+    routing = np.tile(np.array([1, 5, 9]), (50, 2, 1))
+    table = experts.unique_table(routing, 16, ns=[2, 6])
+    assert table["unique_mean"].tolist() == [3.0] * 4
+    assert table["reuse"].tolist() == [0.0] * 4
+    assert experts.overlap(routing).tolist() == [1.0, 1.0]
+
+
+def test_published_reuse_is_as_the_facts_have_it():
+    # moe.md section 1: 0.79 at n=2, 0.58 to 0.72 at 4 and 5, 0.51 to 0.57 at 15 and 16
+    frame = experts.published_reuse()
+    by_length = {n: sorted(part["reuse"].round(2)) for n, part in frame.groupby("n")}
+    assert by_length[2] == [0.79]
+    assert (min(by_length[4]), max(by_length[5])) == pytest.approx((0.59, 0.72))
+    assert (min(by_length[16]), max(by_length[15])) == pytest.approx((0.51, 0.57))
+
+
+def test_categories_are_kept_apart():
+    experts_of = np.array([[[0]], [[1]], [[0]], [[0]]])
+    routing = Routing(experts_of, 4, np.array([0, 0, 1, 1]), categories=("mixed", "same"))
+    frame = experts.unique_by_category(routing, ns=[2])
+    assert frame[["category", "tokens", "unique_mean"]].to_numpy().tolist() == [
+        ["mixed", 2, 2.0],
+        ["same", 2, 1.0],
+    ]
+
+
+def test_a_table_without_any_window_says_so():
+    with pytest.raises(BadRouting, match="record more text"):
+        experts.unique_table(np.zeros((3, 1, 1), int), 4, ns=[9])
+
+
+@pytest.mark.parametrize(
+    ("array", "count", "named"),
+    [
+        (np.zeros((3, 2)), 4, "shape"),
+        (np.zeros((3, 2, 1)), 4, "float64"),
+        (np.full((3, 2, 1), 4), 4, "expert 4"),
+        (np.full((3, 2, 1), -1), 4, "lowest -1"),
+    ],
+)
+def test_bad_routing_is_named(array, count, named):
+    with pytest.raises(BadRouting, match=named):
+        Routing.of(array, count)
+    with pytest.raises(BadRouting, match="document numbers"):
+        Routing.of(np.zeros((3, 2, 1), int), 4, documents=[0, 0])
+
+
+def test_routing_survives_its_file(tmp_path):
+    routing = Routing(
+        np.arange(24, dtype=np.uint16).reshape(4, 3, 2), 384, np.array([0, 0, 1, 1]), (1, 2, 5), ("a", "b"), "here"
+    )
+    routing.save(tmp_path / "routing.safetensors")
+    back = Routing.load(tmp_path / "routing.safetensors")
+    np.testing.assert_array_equal(back.experts, routing.experts)
+    np.testing.assert_array_equal(back.documents, routing.documents)
+    assert (back.num_experts, back.layers, back.categories, back.source) == (384, (1, 2, 5), ("a", "b"), "here")
+    assert back.experts.dtype == np.uint16
+    (tmp_path / "routing.safetensors").write_bytes(b"no")
+    with pytest.raises(BrokenFile, match=r"routing\.safetensors"):
+        Routing.load(tmp_path / "routing.safetensors")
+
+
+class Words:
+    """A tokenizer that numbers words."""
+
+    def __call__(self, text: str, **_options: object) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+
+def test_documents_hold_every_category_and_the_tokens_asked_for():
+    found = experts.documents(Words(), 20_000, seed=3)
+    tokens = {category: sum(len(d.tokens) for d in found if d.category == category) for category in SOURCES}
+    assert sum(tokens.values()) == 20_000
+    assert min(tokens.values()) > 1_000
+    assert [d.tokens for d in found] == [d.tokens for d in experts.documents(Words(), 20_000, seed=3)]
+    assert [d.tokens for d in found] != [d.tokens for d in experts.documents(Words(), 20_000, seed=4)]
+
+
+def test_texts_end_when_all_are_used_up(monkeypatch):
+    monkeypatch.setattr("labkit.experts.texts.SOURCES", {"a": lambda: ["x" * 500], "b": lambda: ["y" * 450, "z"]})
+    assert sorted(text[0] for _category, text in texts(0)) == ["x", "y", "z"]
