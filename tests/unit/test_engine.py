@@ -97,7 +97,7 @@ def test_taken_port_is_refused(tmp_path):
 
 
 def test_nothing_answers():
-    with pytest.raises(engine.ServerUnreachable, match="127.0.0.1"):
+    with pytest.raises(engine.ServerUnreachable, match=r"127\.0\.0\.1"):
         engine.attach(f"http://127.0.0.1:{launch.free_port()}")
 
 
