@@ -13,6 +13,7 @@ from labkit.trace.rank import Rank
 
 INDEX = {name: i for i, name in enumerate(names.CATEGORIES)}
 COMMUNICATION = [INDEX[name] for name in (*names.ALLREDUCE, names.OTHER_COMM)]
+FOREVER = 1 << 61  # ns: idle lasts from here to the first activity and from the last one on
 
 
 @dataclass
@@ -62,11 +63,11 @@ class Line:
 def line(rank: Rank, matched: Matched) -> Line:
     """Sweep over a rank's activities and collectives. An AllReduce waits first and transfers then."""
     start, end, category = intervals(rank, matched)
-    steps = rank.steps
-    outside = np.concatenate((steps.start, steps.end))
-    edge = np.unique(np.concatenate((start, end, outside)))
-    if not len(edge):
-        edge = np.zeros(1, np.int64)
+    order = np.argsort(start, kind="stable")
+    start, end, category = start[order], end[order], category[order]
+    if (start[1:] >= end[:-1]).all():
+        return in_turn(start, end, category)
+    edge = np.unique(np.concatenate((start, end, (-FOREVER, FOREVER))))
     owner = np.full(len(edge), INDEX[names.IDLE], np.int8)
     communicating = np.zeros(len(edge), bool)
     first, last = np.searchsorted(edge, start), np.searchsorted(edge, end)
@@ -78,6 +79,14 @@ def line(rank: Rank, matched: Matched) -> Line:
         if c in COMMUNICATION:
             communicating |= active
     return Line(edge, owner, communicating)
+
+
+def in_turn(start: np.ndarray, end: np.ndarray, category: np.ndarray) -> Line:
+    """The time line of intervals of which no two overlap, as on one stream or one thread: nothing to decide."""
+    edge = np.concatenate(((-FOREVER,), np.stack((start, end), axis=1).ravel(), (FOREVER,)))
+    owner = np.full(len(edge), INDEX[names.IDLE], np.int8)
+    owner[1:-1:2] = category
+    return Line(edge, owner, np.isin(owner, COMMUNICATION))
 
 
 def intervals(rank: Rank, matched: Matched) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

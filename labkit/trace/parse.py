@@ -36,13 +36,13 @@ OLD = {
 KEPT = (*DEVICE, *ANNOTATION, *RUNTIME, "cpu_op")  # python_function and flows are most of a file and not needed
 WITH_ARGS = frozenset((*DEVICE, *ANNOTATION, *RUNTIME))
 
-TEXT = rb'"((?:[^"\\]|\\.)*)"'
-EVENT = re.compile(
-    rb'"ph":\s*"X",\s*"cat":\s*"([^"]*)",\s*"name":\s*' + TEXT + rb',\s*"pid":\s*("[^"]*"|[-\d]+),\s*'
-    rb'"tid":\s*("[^"]*"|[-\d]+),\s*"ts":\s*([-+.\deE]+),\s*"dur":\s*([-+.\deE]+)'
-    rb'(?:\s*,\s*"args":\s*\{([^{}]*)\})?'
+EVENT = re.compile(  # possessive: what does not fit at once does not fit at all
+    rb'"ph":\s*+"X",\s*+"cat":\s*+"([^"]*+)",\s*+"name":\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)",\s*+'
+    rb'"pid":\s*+([^,]*+,\s*+"tid":\s*+[^,]*+),\s*+"ts":\s*+([-+.\deE]++),\s*+"dur":\s*+([-+.\deE]++)'
+    rb'(?:\s*+,\s*+"args":\s*+\{([^{}]*+)\})?'
 )
 COMPLETE = re.compile(rb'"ph":\s*"X"')
+LANE = re.compile(rb'(.*?),\s*"tid":\s*(.*)', re.DOTALL)
 EVENT_START = re.compile(rb'\{\s*"ph"\s*:')
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 ANY_START = re.compile(r'\{\s*"(?:ph|name|cat|ts|args)"\s*:')
@@ -193,7 +193,7 @@ class Table:
     def match(self, block: bytes) -> None:
         """Whole events in Kineto's own form; anything else in the block sends it through the decoder."""
         found = EVENT.findall(block)
-        if len(found) != len(COMPLETE.findall(block)):
+        if len(found) != block.count(b'"ph": "X"') and len(found) != len(COMPLETE.findall(block)):
             self.decode(block, last=True)
             return
         self.store(found)
@@ -230,15 +230,17 @@ class Table:
         return text[position + ended :].encode(), ended
 
     def store(self, found: list[tuple[Any, ...]]) -> None:
-        """Append rows (cat, name, pid, tid, ts, dur, args) to the columns; bytes and text are both fine."""
+        """Append rows (cat, name, lane, ts, dur, args) to the columns."""
         self.seen += len(found)
-        kept_cats = self.kept_categories({row[0] for row in found})
-        rows = [row for row in found if row[0] in kept_cats]
+        if not found:
+            return
+        cats = dict.fromkeys(cat for cat, *_ in found)
+        kept_cats = self.kept_categories(cats)
+        rows = found if len(kept_cats) == len(cats) else [row for row in found if row[0] in kept_cats]
         if not rows:
             return
-        cat, name, pid, tid, ts, dur, args = zip(*rows, strict=True)
-        name_ids, cat_ids = self.intern("name", name), self.intern("cat", cat)
-        lane_ids = self.intern("lane", zip(pid, tid, strict=True))
+        cat, name, lane, ts, dur, args = zip(*rows, strict=True)
+        name_ids, cat_ids, lane_ids = self.intern("name", name), self.intern("cat", cat), self.intern("lane", lane)
         correlation, external = np.full((2, len(rows)), -1, np.int64)
         look = np.array([kept_cats.get(c, False) for c in self.ids["cat"]])[cat_ids]
         maybe = self.maybe_collective()[name_ids]
@@ -254,15 +256,17 @@ class Table:
         )
         self.size += len(rows)
 
-    def kept_categories(self, cats: set[Any]) -> dict[Any, bool]:
+    def kept_categories(self, cats: Iterable[Any]) -> dict[Any, bool]:
         """The categories that are kept, and whether their arguments are looked into."""
         plain = {cat: category(cat) for cat in cats}
         return {cat: text in WITH_ARGS for cat, text in plain.items() if text in KEPT}
 
-    def intern(self, kind: str, values: Iterable[Any]) -> np.ndarray:
+    def intern(self, kind: str, values: tuple[bytes, ...]) -> np.ndarray:
         """Indices of values in the list of that kind."""
         ids = self.ids[kind]
-        return np.array([ids.setdefault(value, len(ids)) for value in values], np.int32)
+        for value in dict.fromkeys(values):
+            ids.setdefault(value, len(ids))
+        return np.fromiter(map(ids.__getitem__, values), np.int32, len(values))
 
     def maybe_collective(self) -> np.ndarray:
         """For each name seen so far, whether it speaks of communication."""
@@ -286,15 +290,27 @@ class Table:
         columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)] if self.columns else []
         if not columns:
             columns = [np.zeros(0, np.int64)] * 7
+        lanes, columns[4] = self.lanes(columns[4])
         return Events(
             *columns,
             names=[plain_text(name) for name in self.ids["name"]],
             cats=[category(cat) for cat in self.ids["cat"]],
-            lanes=[(plain_text(pid).strip('"'), plain_text(tid).strip('"')) for pid, tid in self.ids["lane"]],
+            lanes=lanes,
             args=self.args,
             meta=metadata(self.header) | metadata(tail),
             warnings=self.warnings,
         )
+
+    def lanes(self, column: np.ndarray) -> tuple[list[tuple[str, str]], np.ndarray]:
+        """(pid, tid) of each lane, and the column with one number a lane however the file spaced it."""
+        split = [LANE.fullmatch(text) for text in self.ids["lane"]]
+        plain = [
+            tuple(part.decode(errors="replace").strip('" \n\t') for part in m.groups()) if m else ("", "")
+            for m in split
+        ]
+        numbers = {lane: i for i, lane in enumerate(dict.fromkeys(plain))}
+        again = np.array([numbers[lane] for lane in plain] or [0])
+        return list(numbers), again[column] if len(column) else column  # type: ignore[return-value]
 
     def close(self) -> bytes:
         """Parse the last block; returns what follows the events. Says so when the file ends too early."""
@@ -317,20 +333,26 @@ def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
     """A decoded event in the form that EVENT gives: JSON's own bytes, so that both ways find the same names."""
     args = event.get("args")
     cat, name = (json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode() for key in ("cat", "name"))
-    pid, tid = (json.dumps(event.get(key, "")).encode() for key in ("pid", "tid"))
+    lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
     times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
-    return (cat, name, pid, tid, *times, args if isinstance(args, dict) else None)
+    return (cat, name, lane, *times, args if isinstance(args, dict) else None)
 
 
 def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
-    """Decimal microseconds as integer nanoseconds, exactly."""
-    try:
-        split = [text[-4] == 46 for text in texts]  # "." before the last three digits: Kineto's own form
-    except IndexError:
-        split = [False]
-    if all(split):
-        return np.array([int(text[:-4] + text[-3:]) for text in texts], np.int64)
-    return np.array([one_nanoseconds(text) for text in texts], np.int64)
+    """Decimal microseconds as integer nanoseconds, exactly; Kineto's three decimals all at once, others singly."""
+    table = np.array(texts, dtype=np.bytes_)
+    chars = table.view(np.uint8).reshape(len(table), -1)
+    length = (chars != 0).sum(1)
+    found = np.zeros(len(table), np.int64)
+    for size in np.unique(length):
+        rows = np.flatnonzero(length == size)
+        mine = chars[rows, :size]
+        digits = np.delete(mine, -4, axis=1).astype(np.int64) - 48 if 5 <= size <= 20 else np.full((1, 1), -1)
+        if digits.min() < 0 or digits.max() > 9 or (mine[:, -4] != ord(".")).any():
+            found[rows] = [one_nanoseconds(text) for text in table[rows].tolist()]
+        else:
+            found[rows] = digits @ 10 ** np.arange(size - 2, -1, -1, dtype=np.int64)
+    return found
 
 
 def one_nanoseconds(text: bytes) -> int:

@@ -174,8 +174,11 @@ def timeline(trace: Trace, step: int | None = None) -> pd.DataFrame:
 
 def stretches(line: breakdown.Line, start: int, end: int, lead: int, rank: int | None) -> pd.DataFrame:
     """Stretches of one category in a window; start still in ns, on the common clock."""
-    a, b = np.searchsorted(line.edge, start, "left"), np.searchsorted(line.edge, end, "left")
-    owner, edge = line.owner[a:b], line.edge[a : b + 1]
+    a, b = np.searchsorted(line.edge, start, "right"), np.searchsorted(line.edge, end, "left")
+    before = line.owner[a - 1] if a else breakdown.INDEX[names.IDLE]
+    owner, edge = np.append(before, line.owner[a:b]), np.append(start, line.edge[a:b])
+    lasting = np.append(edge[1:], end) > edge
+    owner, edge = owner[lasting], edge[lasting]
     turn = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
     begin, stop = edge[turn], np.append(edge[turn[1:]], end)
     return pd.DataFrame(
