@@ -192,11 +192,14 @@ class ExpertActivation(Settings):
 
     notebook = "03_expert_activation"
     by_scale = {"num_tokens": (512, 8192, 65536)}
-    at_least = {"max_window": 2, "num_tokens": 64}
+    at_least = {"max_window": 4, "num_tokens": 64, "num_speculative_tokens": 1}
 
     target: str = "mini-kimi"
     num_tokens: int = 0
     max_window: int = 16
+    served: str = "kimi-k2.5"
+    hardware: str = "rtx-pro-6000-pcie-x8"
+    num_speculative_tokens: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from labkit.costmodel.cases import break_even_table, cases, compare, needed, one_token
 from labkit.costmodel.hardware import Hardware, UnknownHardware, hardware
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import BadEstimate, StepModel
@@ -14,8 +15,13 @@ __all__ = [
     "StepModel",
     "UnknownHardware",
     "UnknownQuantization",
+    "break_even_table",
+    "cases",
+    "compare",
     "expert_bytes",
     "hardware",
     "kv_bytes_per_token",
+    "needed",
+    "one_token",
     "weights",
 ]

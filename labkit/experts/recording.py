@@ -12,6 +12,7 @@ import numpy as np
 from labkit.errors import LabError
 from labkit.experts.routing import BadRouting, Routing, narrow
 from labkit.experts.texts import Document
+from labkit.targets.quiet import no_progress_bars
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +40,10 @@ def load(target: Target) -> PreTrainedModel:
             "give a mixture of experts as `target`: mini-kimi, or the directory of one",
         )
     loader = AutoModelForImageTextToText if target.geometry.wrapper else AutoModelForCausalLM
-    if torch.cuda.is_available():
-        return loader.from_pretrained(target.path, dtype="auto", device_map="cuda").eval()
-    return loader.from_pretrained(target.path, dtype=torch.float32).eval()
+    gpu = torch.cuda.is_available()
+    where = {"dtype": "auto", "device_map": "cuda"} if gpu else {"dtype": torch.float32}
+    with no_progress_bars():
+        return loader.from_pretrained(target.path, **where).eval()
 
 
 def routers(model: PreTrainedModel) -> dict[int, torch.nn.Module]:

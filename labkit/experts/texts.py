@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHORTEST, LONGEST = 400, 4000  # characters of a file or topic: more than a window, at most about a context
+SHORTEST_CUT = 32  # tokens: still several windows
 
 
 @dataclass(frozen=True)
@@ -28,31 +29,29 @@ class Document:
 
 
 def documents(tokenizer: PreTrainedTokenizerBase, num_tokens: int, seed: int = 0) -> list[Document]:
-    """Documents of num_tokens tokens in all, an equal share of each category; fewer when all text is used up."""
-    found, left = [], num_tokens
-    for category, text in texts(seed):
-        tokens = tokenizer(text, add_special_tokens=False)["input_ids"][:left]
-        if tokens:
-            found.append(Document(category, tokens))
-            left -= len(tokens)
-        if left <= 0:
-            break
-    return found
+    """Documents of num_tokens tokens in all, an equal share of each category until its texts are used up.
 
-
-def texts(seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Texts of all categories, shuffled by seed, an equal length of each until one is used up."""
-    order = random.Random(seed)
-    readers = {category: shuffled(source(), order) for category, source in SOURCES.items()}
-    given = dict.fromkeys(readers, 0)
-    while given:
+    A document is cut so short that at least four of each category fit; fewer tokens when all text is used up.
+    """
+    readers, longest = texts(seed), max(SHORTEST_CUT, num_tokens // (4 * len(SOURCES)))
+    given, found = dict.fromkeys(readers, 0), []
+    while given and (left := num_tokens - sum(len(document.tokens) for document in found)) > 0:
         category = min(given, key=given.__getitem__)
         text = next(readers[category], None)
         if text is None:
             del given[category]
-        else:
-            given[category] += len(text)
-            yield category, text
+            continue
+        tokens = tokenizer(text, add_special_tokens=False)["input_ids"][: min(left, longest)]
+        given[category] += len(tokens)
+        if tokens:
+            found.append(Document(category, tokens))
+    return found
+
+
+def texts(seed: int = 0) -> dict[str, Iterator[str]]:
+    """The texts of each category in an order drawn from seed."""
+    order = random.Random(seed)
+    return {category: shuffled(source(), order) for category, source in SOURCES.items()}
 
 
 def shuffled(sources: list[Path | str], order: random.Random) -> Iterator[str]:

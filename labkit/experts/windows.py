@@ -188,3 +188,22 @@ def published_reuse() -> pd.DataFrame:
     frame = pd.DataFrame(files.read_json(settings.root() / "data" / "reuse.json"))
     counts, chosen = frame["n_routed_experts"], frame["num_experts_per_tok"]
     return frame.assign(reuse=reuse(frame["unique"], counts, chosen, frame["n"]))
+
+
+def reuse_curve(frame: pd.DataFrame) -> dict[int, float]:
+    """n: reuse factor of experts.unique_by_window, as costmodel.StepModel takes it."""
+    known = frame.dropna(subset="reuse")
+    return dict(zip(known["n"].astype(int), known["reuse"].astype(float), strict=True))
+
+
+def reuse_trend(frame: pd.DataFrame, ns: Iterable[int] = range(2, 17)) -> dict[int, tuple[float, float, float]]:
+    """n: (low, mid, high) of a line in log n through the reuse factors of several models.
+
+    Figures of different models at different n do not make a curve; the band is as wide as the farthest of them.
+    """
+    known = frame.dropna(subset="reuse")
+    lengths, factors = np.log(known["n"].to_numpy(float)), known["reuse"].to_numpy(float)
+    slope, level = np.polyfit(lengths, factors, 1)
+    width = np.abs(factors - (level + slope * lengths)).max()
+    middles = {int(n): level + slope * float(np.log(n)) for n in ns if n > 1}
+    return {n: tuple(float(np.clip(r + w, 0, 1)) for w in (-width, 0, width)) for n, r in middles.items()}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import files, settings
 from labkit.targets.configs import BrokenConfig
 from labkit.targets.geometry import geometry
+from labkit.targets.quiet import no_progress_bars
 
 if TYPE_CHECKING:
     from transformers import Kimi_K25ForConditionalGeneration
@@ -44,7 +45,8 @@ def build(folder: Path, seed: int, tokenizer_dir: Path | None = None) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = random_model()
-    model.to(torch.bfloat16).save_pretrained(folder)
+    with no_progress_bars():
+        model.to(torch.bfloat16).save_pretrained(folder)
     name_layers(folder / "model.safetensors")
     if tokenizer_dir is not None:
         copy_tokenizer(tokenizer_dir, folder)

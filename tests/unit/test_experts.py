@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ from transformers import (
 
 from labkit import experts
 from labkit.experts import BadRouting, NotMoE, Routing
-from labkit.experts.texts import SOURCES, texts
+from labkit.experts.texts import SOURCES
 from labkit.files import BrokenFile
 
 SMALL = {
@@ -293,6 +294,17 @@ def test_published_reuse_is_as_the_facts_have_it():
     assert (min(by_length[16]), max(by_length[15])) == pytest.approx((0.51, 0.57))
 
 
+def test_the_trend_is_the_line_and_its_band_the_farthest_point():
+    # r = 0.9 - 0.1 log2 n exactly, then one point moved by 0.08 up and its mirror image down: the line stays.
+    frame = pd.DataFrame({"n": [2, 4, 8, 16], "reuse": [0.8, 0.7, 0.6, 0.5]})
+    for n, (low, mid, high) in experts.reuse_trend(frame).items():
+        assert (low, mid, high) == pytest.approx([0.9 - 0.1 * np.log2(n)] * 3)
+    both = pd.concat([frame, frame.assign(reuse=frame.reuse + 0.08), frame.assign(reuse=frame.reuse - 0.08)])
+    assert experts.reuse_trend(both, [1, 4]) == {4: pytest.approx((0.62, 0.7, 0.78))}
+    assert experts.reuse_trend(both.assign(reuse=both.reuse + 0.6), [2])[2] == pytest.approx((1, 1, 1))
+    assert experts.reuse_curve(frame.assign(reuse=[np.nan, 0.7, 0.6, 0.5])) == {4: 0.7, 8: 0.6, 16: 0.5}
+
+
 def test_categories_are_kept_apart():
     experts_of = np.array([[[0]], [[1]], [[0]], [[0]]])
     routing = Routing(experts_of, 4, np.array([0, 0, 1, 1]), categories=("mixed", "same"))
@@ -355,6 +367,14 @@ def test_documents_hold_every_category_and_the_tokens_asked_for():
     assert [d.tokens for d in found] != [d.tokens for d in experts.documents(Words(), 20_000, seed=4)]
 
 
-def test_texts_end_when_all_are_used_up(monkeypatch):
-    monkeypatch.setattr("labkit.experts.texts.SOURCES", {"a": lambda: ["x" * 500], "b": lambda: ["y" * 450, "z"]})
-    assert sorted(text[0] for _category, text in texts(0)) == ["x", "y", "z"]
+def test_few_tokens_still_hold_every_category():
+    found = experts.documents(Words(), 512, seed=0)
+    assert {document.category for document in found} == set(SOURCES)
+    assert sum(len(document.tokens) for document in found) == 512
+
+
+def test_documents_end_when_all_text_is_used_up(monkeypatch):
+    sources = {"a": lambda: ["x " * 300], "b": lambda: ["y " * 20, "z", " "]}
+    monkeypatch.setattr("labkit.experts.texts.SOURCES", sources)
+    found = experts.documents(Words(), 10_000)
+    assert sorted((d.category, len(d.tokens)) for d in found) == [("a", 300), ("b", 1), ("b", 20)]
