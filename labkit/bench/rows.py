@@ -121,12 +121,15 @@ def counts(stream: Stream) -> Row:
 def reasoning_tokens(stream: Stream, total: int) -> tuple[int, str, bool]:
     """Reasoning tokens, their source, and whether they were generated but never streamed.
 
-    The usage is believed, but not a 0 beside reasoning that was streamed (sglang#17156).
+    The usage is believed, but not a 0 beside reasoning that was streamed (sglang#17156). Without any text of an
+    answer all tokens are reasoning, the end-of-sequence token too, which vLLM counts to the answer.
     """
     usage = stream.usage or {}
     details = usage.get("completion_tokens_details") or {}
     told = details.get("reasoning_tokens", usage.get("reasoning_tokens"))
     streamed = any(piece.reasoning for piece in stream.pieces)
+    if streamed and stream.first(answer=True) is None:
+        return total, "stream", False
     if told or (told == 0 and not streamed):
         return min(int(told), total), "usage", not streamed and told > 0
     if not streamed:

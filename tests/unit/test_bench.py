@@ -12,6 +12,7 @@ from sse_server import BREAK, ROLE, Reply, delta, serving, usage
 from labkit import acceptance, bench, files, settings
 from labkit.bench import rows as bench_rows
 from labkit.bench.stream import Piece, move_inline_reasoning
+from labkit.errors import LabError
 
 PLAIN = Reply(
     [ROLE, 0.05, delta(content="a"), 0.02, delta(content="b"), 0.02, delta("stop", content="c"), usage(3)]
@@ -86,6 +87,14 @@ def test_reasoning_that_eats_the_budget() -> None:
     assert line["budget_exhausted"] == 2
     assert "all 2 tokens went into reasoning; raise max_tokens (to 16, say)" in line["advice"]
     assert np.isfinite(line["tok_s"])
+
+
+def test_reasoning_that_ends_without_an_answer_leaves_no_answer_token() -> None:
+    """vLLM counts the end-of-sequence token to the answer; there is no answer."""
+    details = {"completion_tokens_details": {"reasoning_tokens": 1}}
+    row = one(Reply([ROLE, delta(reasoning="done"), delta("stop"), usage(2, **details)]))
+    assert (row["tokens_reasoning"], row["tokens_answer"]) == (2, 0)
+    assert not row["budget_exhausted"]  # it stopped by itself
 
 
 def test_hidden_reasoning_is_not_timed() -> None:
@@ -211,6 +220,25 @@ def test_a_server_that_dies_midway() -> None:
     rows = caught.value.rows
     assert rows["error"].isna().sum() == 2
     assert (rows["error"] == "not sent: the server had gone").sum() == 3
+
+
+def test_the_lab_s_own_server_says_why_it_died() -> None:
+    class Own:
+        process = object()
+
+        def alive(self) -> bool:
+            return False
+
+        def check(self) -> None:
+            raise LabError("it ran out of memory; the end of server.log: ...", "use fewer streams")
+
+    with serving(lambda *_: Reply([ROLE, BREAK])) as fake:
+        own = Own()
+        own.base_url = fake.url
+        own.model = "toy"
+        fake.script = lambda *_: fake.http.socket.close() or Reply([ROLE, BREAK])
+        with pytest.raises(bench.ServerGone, match="out of memory"):
+            bench.run(own, ["hi"], max_tokens=4, repeats=2, warmup=0)
 
 
 @pytest.mark.parametrize("form", ["{}", "{}/", "{}/v1", "{}/v1/", "{}/v1/v1"])
