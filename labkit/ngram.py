@@ -5,14 +5,14 @@ take the longest n-gram, lookup_max down to lookup_min tokens, that occurred bef
 of its occurrences take the *earliest*; propose the up to k tokens that followed it there.
 
 Because the earliest occurrence of an n-gram does not depend on where the walk stands, it is looked up once for
-every position of a sequence, and each configuration is then only a walk over the positions.
+every position of a sequence, and so is what would be accepted there; a configuration is then only a walk.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,14 +53,14 @@ def simulate(
     to k accepted tokens more. The engine's cut of drafts at the end of the model's context is left out.
     """
     check(k, lookup_max, lookup_min)
-    return walk(Recording.of(prompt_ids, output_ids, lookup_max), k, lookup_max, lookup_min)
+    return next(simulate_all([Recording.of(prompt_ids, output_ids, lookup_max)], [k], lookup_max, lookup_min))
 
 
 def simulate_rows(rows: pd.DataFrame, *, k: int, lookup_max: int, lookup_min: int) -> Acceptance:
     """Pooled over benchmark rows (bench.run); all NaN where the server returned no token ids."""
-    return acceptance.pool(
-        simulate(*pair, k=k, lookup_max=lookup_max, lookup_min=lookup_min) for pair in recorded(rows)
-    )
+    check(k, lookup_max, lookup_min)
+    recordings = [Recording.of(*pair, lookup_max) for pair in recorded(rows)]
+    return next(simulate_all(recordings, [k], lookup_max, lookup_min))
 
 
 def simulate_grid(
@@ -76,15 +76,15 @@ def simulate_grid(
     (bonus included), acceptance_rate, drafting_share (of the steps), tokens_per_step, drafts, steps.
     """
     ks, maxs, mins = sorted(set(ks)), sorted(set(lookup_maxs)), sorted(set(lookup_mins))
-    grid = [(k, high, low) for k, high, low in itertools.product(ks, maxs, mins) if low <= high]
-    for k, high, low in grid:
+    lookups = [(high, low) for high, low in itertools.product(maxs, mins) if low <= high]
+    for k, (high, low) in itertools.product(ks, lookups):
         check(k, high, low)
     pairs = recorded(pairs) if isinstance(pairs, pd.DataFrame) else pairs
     recordings = [Recording.of(prompt, output, maxs[-1]) for prompt, output in pairs]
     return pd.DataFrame(
-        {"k": k, "lookup_max": high, "lookup_min": low}
-        | figures(acceptance.pool(walk(recording, k, high, low) for recording in recordings))
-        for k, high, low in grid
+        {"k": k, "lookup_max": high, "lookup_min": low} | figures(found)
+        for high, low in lookups
+        for k, found in zip(ks, simulate_all(recordings, ks, high, low), strict=True)
     )
 
 
@@ -191,27 +191,49 @@ class Recording:
                 earliest.append(numbers)
         return cls(tokens, len(prompt_ids), earliest)
 
-    def proposal(self, end: int, lookup_max: int, lookup_min: int) -> int | None:
-        """Where the tokens proposed after the first `end` tokens start, or None without a match."""
-        for n in range(min(lookup_max, end), lookup_min - 1, -1):
-            start = int(self.earliest[n][end])
-            if start < end - n:
-                return start + n
-        return None
+    def proposals(self, lookup_max: int, lookup_min: int) -> np.ndarray:
+        """Where the tokens proposed after the first t tokens start, -1 without a match: [prompt + output + 1]."""
+        ends = np.arange(len(self.tokens) + 1)
+        starts = np.full(len(ends), -1)
+        for n in range(lookup_min, lookup_max + 1):  # longer ones replace shorter ones
+            first = self.earliest[n]
+            starts = np.where((first >= 0) & (first < ends - n), first + n, starts)
+        return starts
+
+    def matches(self, starts: np.ndarray, k: int) -> np.ndarray:
+        """How many of the up to k proposed tokens equal those that came: [prompt + output + 1]."""
+        total, ends = len(self.tokens), np.arange(len(starts))
+        going = starts >= 0
+        found = np.zeros(len(starts), np.int64)
+        for i in range(k):
+            going = going & (ends + i < total) & (starts + i < ends)
+            here = np.flatnonzero(going)
+            going[here] = self.tokens[starts[here] + i] == self.tokens[here + i]
+            found += going
+        return found
 
 
-def walk(recording: Recording, k: int, lookup_max: int, lookup_min: int) -> Acceptance:
-    """Step through one output as the engine does: draft, verify, go on after the accepted tokens and the bonus."""
-    tokens, total = recording.tokens.tolist(), len(recording.tokens)
-    drafted, accepted = [], []
-    end = recording.prompt + 1  # the prompt's own step yields the first output token
+def walk(recording: Recording, starts: np.ndarray, matches: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """(drafted, accepted) of every step: each goes on after the accepted tokens and the bonus."""
+    end, total = recording.prompt + 1, len(recording.tokens)  # the prompt's own step yields the first output token
+    accepted = np.minimum(matches, k)
+    jumps, visited = (accepted + 1).tolist(), []
     while end < total:
-        start = recording.proposal(end, lookup_max, lookup_min)
-        length = 0 if start is None else min(k, end - start)
-        hits = 0
-        while hits < min(length, total - end) and tokens[start + hits] == tokens[end + hits]:
-            hits += 1
-        drafted.append(length)
-        accepted.append(hits)
-        end += hits + 1
-    return acceptance.from_steps(drafted, accepted, k=k, tokens=max(total - recording.prompt - 1, 0))
+        visited.append(end)
+        end += jumps[end]
+    at = np.array(visited, np.int64)
+    return np.where(starts[at] >= 0, np.minimum(k, at - starts[at]), 0), accepted[at]
+
+
+def simulate_all(
+    recordings: Sequence[Recording], ks: Sequence[int], lookup_max: int, lookup_min: int
+) -> Iterator[Acceptance]:
+    """Pooled over the recordings for each k; what does not depend on k is looked up once."""
+    proposals = [recording.proposals(lookup_max, lookup_min) for recording in recordings]
+    matches = [recording.matches(starts, max(ks)) for recording, starts in zip(recordings, proposals, strict=True)]
+    tokens = sum(max(len(recording.tokens) - recording.prompt - 1, 0) for recording in recordings)
+    for k in ks:
+        steps = [walk(*parts, k) for parts in zip(recordings, proposals, matches, strict=True)]
+        drafted = np.concatenate([d for d, _ in steps] or [np.zeros(0, np.int64)])
+        accepted = np.concatenate([a for _, a in steps] or [np.zeros(0, np.int64)])
+        yield acceptance.from_steps(drafted, accepted, k=k, tokens=tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from labkit.acceptance.counters import Counters, ForeignTraffic, NoCounters
@@ -35,20 +36,21 @@ def from_positions(
 
 
 def from_steps(
-    drafted: Sequence[int], accepted: Sequence[int], *, k: int, tokens: int | None = None
+    drafted: Sequence[int] | np.ndarray, accepted: Sequence[int] | np.ndarray, *, k: int, tokens: int | None = None
 ) -> Acceptance:
     """Acceptance from the number of drafted and accepted tokens of each step; steps without a draft have 0, 0."""
-    pairs = list(zip(drafted, accepted, strict=True))
-    wrong = [pair for pair in pairs if not 0 <= pair[1] <= pair[0] <= k]
-    if wrong:
-        raise Impossible(f"a step drafted {wrong[0][0]} and accepted {wrong[0][1]} with k={k}", "check the source")
+    d, a = np.asarray(drafted, np.int64), np.asarray(accepted, np.int64)
+    wrong = np.flatnonzero((a < 0) | (a > d) | (d > k))
+    if len(wrong):
+        step = wrong[0]
+        raise Impossible(f"step {step} drafted {d[step]} and accepted {a[step]} with k={k}", "check the source")
     return Acceptance(
-        drafts=sum(d > 0 for d, _ in pairs),
-        drafted=sum(d for d, _ in pairs),
-        accepted_at=tuple(sum(a > i for _, a in pairs) for i in range(k)),
-        eligible_at=tuple(sum(d > i and a >= i for d, a in pairs) for i in range(k)),
-        steps=len(pairs),
-        tokens=tokens if tokens is not None else sum(a + 1 for _, a in pairs),
+        drafts=int((d > 0).sum()),
+        drafted=int(d.sum()),
+        accepted_at=tuple(int((a > i).sum()) for i in range(k)),
+        eligible_at=tuple(int(((d > i) & (a >= i)).sum()) for i in range(k)),
+        steps=len(d),
+        tokens=tokens if tokens is not None else int(a.sum()) + len(a),
     )
 
 

@@ -38,19 +38,19 @@ def plot_tokens(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 def plot_acceptance(positions: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Unconditional rate by draft position, a line a source; `positions` is acceptance.positions."""
-    ax = ax or plt.subplots(figsize=(6, 3.5))[1]
-    for number, (source, group) in enumerate(positions.groupby("source", sort=False)):
-        style = {"marker": "osD^v"[number % 5], "color": COLOURS[number % len(COLOURS)]}
-        ax.plot(group["position"], group["unconditional_rate"], label=source, **style)
-    ax.set_xticks(sorted(positions["position"].unique()))
-    ax.set(
-        title="Acceptance by draft position",
-        xlabel="position in the draft",
-        ylabel="share of all drafts",
-        ylim=(0, 1),
-    )
-    ax.legend()
+    """Unconditional rate by draft position, a bar a source; `positions` is acceptance.positions."""
+    ax = ax or plt.subplots(figsize=(7, 3.5))[1]
+    sources = list(positions.groupby("source", sort=False)) if len(positions) else []
+    width = 0.8 / max(len(sources), 1)
+    for number, (source, group) in enumerate(sources):
+        offset = (number - (len(sources) - 1) / 2) * width
+        colour = COLOURS[number % len(COLOURS)]
+        ax.bar(group["position"] + offset, group["unconditional_rate"], width, color=colour, label=source)
+    ax.set(title="Acceptance by draft position", xlabel="position in the draft", ylabel="share of all drafts")
+    ax.set_ylim(0, 1)
+    if sources:
+        ax.set_xticks(sorted(positions["position"].unique()))
+        ax.legend(fontsize="small")
     return ax
 
 
@@ -76,7 +76,9 @@ def plot_lookup_grid(grid: pd.DataFrame, k: int, *, ax: Axes | None = None) -> A
         return ax
     image = ax.imshow(table, cmap="cividis", origin="lower", aspect="auto")
     for row, column in np.argwhere(table.notna().to_numpy()):
-        ax.text(column, row, f"{table.iloc[row, column]:.2f}", ha="center", va="center", color="white")
+        value = table.iloc[row, column]
+        dark = image.norm(value) < 0.5  # cividis is dark at its low end
+        ax.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
     ax.set_xticks(range(table.shape[1]), table.columns)
     ax.set_yticks(range(table.shape[0]), table.index)
     ax.set(title=f"Simulated tokens a step, k={k}", xlabel="lookup_max (tokens)", ylabel="lookup_min (tokens)")

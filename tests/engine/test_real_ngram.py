@@ -19,9 +19,10 @@ def test_equal_to_vllm_s_own_proposer() -> None:
         k, longest = int(rng.integers(1, 7)), int(rng.integers(1, 6))
         shortest = int(rng.integers(1, longest + 1))
         recording = ngram.Recording.of(tokens, [], longest)
+        starts = recording.proposals(longest, shortest)
         for end in range(1, len(tokens) + 1):
-            start = recording.proposal(end, longest, shortest)
-            ours = [] if start is None else tokens[start : start + min(k, end - start)].tolist()
+            start = starts[end]
+            ours = [] if start < 0 else tokens[start : start + min(k, end - start)].tolist()
             assert ours == theirs(tokens[:end], shortest, longest, 100_000, k).tolist()
 
 
