@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from labkit.trace.model import Trace
     from labkit.trace.predict import allreduce_sentence, geometry_of
     from labkit.trace.profiler import capture, obtain
-    from labkit.trace.reading import conclusion, overhead_sentence, wait_sentence
+    from labkit.trace.reading import conclusion, overhead_sentence, steadiness_sentence, wait_sentence
+    from labkit.trace.sidebyside import compare, compare_counts
     from labkit.trace.whatif import what_if
 
 __all__ = [
@@ -28,11 +29,14 @@ __all__ = [
     "TraceNotFound",
     "allreduce_sentence",
     "capture",
+    "compare",
+    "compare_counts",
     "conclusion",
     "geometry_of",
     "load",
     "obtain",
     "overhead_sentence",
+    "steadiness_sentence",
     "wait_sentence",
     "what_if",
 ]
@@ -40,10 +44,13 @@ LATER = {
     "Trace": "model",
     "allreduce_sentence": "predict",
     "capture": "profiler",
+    "compare": "sidebyside",
+    "compare_counts": "sidebyside",
     "conclusion": "reading",
     "geometry_of": "predict",
     "obtain": "profiler",
     "overhead_sentence": "reading",
+    "steadiness_sentence": "reading",
     "wait_sentence": "reading",
     "what_if": "whatif",
 }

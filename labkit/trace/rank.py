@@ -88,7 +88,7 @@ def reduce(path: Path) -> Rank:
         warnings=events.warnings,
     )
     if not len(windows):
-        rank.steps, told = from_repetition(rank.start, rank.end, rank.name, calls)
+        rank.steps, told = from_repetition(start[first], end[first], name[first], calls)
         rank.warnings.append(f"{path.name}: no step markers; {told}")
     return rank
 

@@ -21,6 +21,20 @@ def overhead_sentence(trace: Trace, client: pd.DataFrame) -> str:
     )
 
 
+def steadiness_sentence(trace: Trace) -> str:
+    """A warning where single steps took far longer than the median; "" where the steps were steady."""
+    steps = trace.steps()
+    lengths = steps.loc[steps["phase"] == trace.decode_phase(), "dur_us"] / 1e3
+    middle, slow = lengths.median(), lengths[lengths > 1.5 * lengths.median()]
+    if slow.empty:
+        return ""
+    return (
+        f"**The machine was not quiet:** {len(slow)} of {len(lengths)} steps took over 1.5 times the median "
+        f"({middle:.1f} ms; up to {slow.max():.1f} ms, mean {lengths.mean():.1f} ms). Shares and waits are over "
+        "all steps, so they contain the disturbance."
+    )
+
+
 def wait_sentence(trace: Trace) -> str:
     """Transfer and wait by rank, and who is waited for."""
     summary = trace.summary().set_index("rank")
@@ -63,9 +77,10 @@ def conclusion(trace: Trace, cases: pd.DataFrame) -> str:
     names = cases.set_index("case")
     free, faster = names.iloc[-1], names.loc["AllReduce transfer free"]
     largest = trace.parts().groupby("category")["share"].mean().drop("idle").idxmax()
+    share, count = summary["allreduce_share"].mean(), summary["allreduce_per_step"].median()
     return (
-        f"A decode step takes {trace.step_ms():.1f} ms, {summary['allreduce_share'].mean():.1%} of it in "
-        f"{summary['allreduce_per_step'].median():.0f} AllReduces. With free links a token would take "
+        f"A decode step takes {trace.step_ms():.1f} ms; of all that time {share:.1%} is in {count:.0f} AllReduces "
+        "a step. With free links a token would take "
         f"{faster.tpot_ms:.2f} instead of {names.tpot_ms.iloc[0]:.2f} ms ({faster.speedup:.2f}×), and with "
         f"AllReduce gone altogether {free.tpot_ms:.2f} ms ({free.speedup:.2f}×): the most that any faster "
         f"interconnect or better AllReduce can give. The largest kind of work is {largest}; during "

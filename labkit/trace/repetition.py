@@ -7,7 +7,7 @@ import numpy as np
 from labkit.trace.calls import Calls
 from labkit.trace.steps import Windows
 
-LONGEST = 1 << 17  # entries looked at
+LONGEST = 1 << 16  # entries from which the repetition is told
 CERTAIN = 0.8  # share of the labels, or of the groups, that has to agree
 
 
@@ -15,10 +15,10 @@ def from_repetition(start: np.ndarray, end: np.ndarray, name: np.ndarray, calls:
     """The steps that repeat, and a sentence on how they were told. No steps where nothing repeats."""
     begin, stop = np.concatenate((start, calls.start)), np.concatenate((end, calls.end))
     label = np.concatenate((name, -1 - calls.kind.astype(np.int64)))
-    order = np.argsort(begin, kind="stable")[:LONGEST]
+    order = np.argsort(begin, kind="stable")
     begin, stop, label = begin[order], stop[order], label[order]
     gap = np.append(0, begin[1:] - np.maximum.accumulate(stop)[:-1])
-    length, score = period(label)
+    length, score = period(label[:LONGEST])
     groups = by_gaps(gap)
     if groups is not None and (score < CERTAIN or groups[1] % length == 0):
         first, length = groups

@@ -353,3 +353,56 @@ class TestReal:
         joined = before[keep].merge(after, on=key, suffixes=("", "_less"))
         assert len(joined) == keep.sum()
         np.testing.assert_allclose(joined["wait_us"], joined["wait_us_less"])
+
+
+def test_two_traces_side_by_side(tmp_path: Path, two: trace.Trace) -> None:
+    """The same trace with every AllReduce 7 µs longer on both ranks: only the transfer changes."""
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    for rank in (0, 1):
+        events: list[kineto.Event] = []
+        for step in range(3):
+            start = 1000.0 + 1100 * step
+            events += kineto.marked("execute_context_0(0)_generation_1(1)", start, 1000.0, step + 1)
+            events += [
+                kineto.kernel("cross_device_reduce_1stage", begin, end + 7 - begin)
+                for begin, end in kineto.reduces(rank, start)
+            ]
+        kineto.write(folder / f"rank{rank}.json", events, **kineto.rank_meta(rank, 2))
+    changed = trace.compare(two, trace.load(folder)).set_index("category")
+    assert changed.loc["AllReduce transfer", "change_ms"] == pytest.approx(9 * 0.007)
+    assert changed.loc["AllReduce wait", "change_ms"] == pytest.approx(0)
+    assert changed.loc["GEMM", "change_ms"] == pytest.approx(-0.36)
+    assert changed.loc["decode step", "change_ms"] == pytest.approx(0, abs=1e-9)
+    assert changed["change_ms"].drop("decode step").sum() == pytest.approx(0, abs=1e-9)
+    counts = trace.compare_counts(two, trace.load(folder)).set_index("collective")
+    assert counts.loc["AllGather"].tolist() == [1, 0]
+    assert counts.loc["AllReduce"].tolist() == [9, 9]
+
+
+def test_a_disturbed_machine_is_named(tmp_path: Path, two: trace.Trace) -> None:
+    assert trace.steadiness_sentence(two) == ""
+    events = []
+    for step, length in enumerate([10.0, 10.0, 10.0, 50.0]):
+        events += kineto.marked("step[DECODE bs=1]", 100.0 * step, length, step + 1)
+        events.append(kineto.kernel("gemm", 100.0 * step, length))
+    told = trace.steadiness_sentence(trace.load(kineto.write(tmp_path / "rank0.json", events)))
+    assert "1 of 4 steps" in told
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_steps_without_markers_from_pauses_or_from_a_rare_call(tmp_path: Path, gathered: bool) -> None:
+    """Nothing but 61 AllReduces a step: told apart by the pauses, or by the gather where there are no pauses."""
+    events, at = [], 0.0
+    for _ in range(6):
+        for _ in range(61):
+            events.append(kineto.kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", at, 5.0))
+            at += 15.0
+        if gathered:
+            events.append(kineto.kernel("ncclDevKernel_AllGather_RING_LL(x)", at, 5.0))
+            at += 15.0
+        else:
+            at += 200.0
+    found = trace.load(kineto.write(tmp_path / "rank0.json", events))
+    assert found.summary()["allreduce_per_step"].tolist() == [61]
+    assert len(found.steps()) in (5, 6)  # without a pause the first or the last step has no visible border
