@@ -603,3 +603,18 @@ def test_measure_variant_on_a_shared_server(tmp_path, monkeypatch) -> None:
         for category in ("story", "code"):
             rows = bench.measure_variant(plan, "baseline", bench.prompts(category, 1), server=shared)
             assert rows["category"].tolist() == [category]
+
+
+def test_the_finish_chunk_ends_the_timing_without_token_ids_too() -> None:
+    """The end-of-sequence token is counted by the usage, and its chunk has no text."""
+    row = one(Reply([ROLE, delta(content="a"), 0.05, delta("stop"), usage(2)]))
+    assert row["decode_ms"] == pytest.approx(50, abs=15)
+    assert row["tpot_ms"] == row["decode_ms"]
+
+
+def test_the_interval_is_of_the_median() -> None:
+    # One outlier of 7 carries the median of a resample with probability 0.0099, below the 0.025 of a tail.
+    assert bench.interval(np.array([1.0] * 6 + [100.0])) == (1.0, 1.0)
+    # Two of 7: at least 4 of 7 draws with p = 2/7 has probability 0.101, so the upper end is the outlier.
+    assert bench.interval(np.array([1.0] * 5 + [100.0] * 2)) == (1.0, 100.0)
+    assert all(np.isnan(bench.interval(np.array([1.0]))))
