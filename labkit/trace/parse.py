@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from labkit.trace import names
+from labkit.trace import fields, names, stream
 from labkit.trace.errors import NotATrace, TraceNotFound
 
-BLOCK = 8 << 20
-PIECE = 64 << 10  # compressed bytes at a time
 PATIENCE = 4 << 20  # an event that is still incomplete after so many bytes is damaged
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ANNOTATION = ("user_annotation", "gpu_user_annotation")
@@ -34,7 +29,7 @@ OLD = {
     "memset": "gpu_memset",
 }  # torch < 1.13
 KEPT = (*DEVICE, *ANNOTATION, *RUNTIME, "cpu_op")  # python_function and flows are most of a file and not needed
-WITH_ARGS = frozenset((*DEVICE, *ANNOTATION, *RUNTIME))
+RAN = (*DEVICE, *RUNTIME)
 
 EVENT = re.compile(  # possessive: what does not fit at once does not fit at all
     rb'"ph":\s*+"X",\s*+"cat":\s*+"([^"]*+)",\s*+"name":\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)",\s*+'
@@ -48,9 +43,6 @@ EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 ANY_START = re.compile(r'\{\s*"(?:ph|name|cat|ts|args)"\s*:')
 SEPARATORS = re.compile(r"[\s,]*")
 DECODER = json.JSONDecoder(strict=False, parse_float=str)  # text keeps every digit of a time
-NUMBERS = {
-    key: re.compile(rb'"' + key.encode() + rb'":\s*"?(\d+)') for key in ("correlation", "stream", "External id")
-}
 
 
 @dataclass
@@ -84,53 +76,9 @@ def read(path: Path) -> Events:
     if not path.is_file():
         raise TraceNotFound(f"there is no trace file {path}", "name a Kineto .json or .json.gz file, or a folder")
     table = Table(path)
-    for block in blocks(path, table.warnings):
+    for block in stream.blocks(path, table.warnings):
         table.add(block)
     return table.finish()
-
-
-def blocks(path: Path, warnings: list[str]) -> Iterator[bytes]:
-    """The decompressed bytes of a file in blocks; a cut or corrupt gzip yields what it still holds."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        parts: list[bytes] = []
-        size = 0
-        for part in inflated(file, path.name, warnings) if packed else iter(lambda: file.read(BLOCK), b""):
-            parts.append(part)
-            size += len(part)
-            if size >= BLOCK:
-                yield b"".join(parts)
-                parts, size = [], 0
-        yield b"".join(parts)
-
-
-def inflated(file: BinaryIO, name: str, warnings: list[str]) -> Iterator[bytes]:
-    """Decompress gzip members piece by piece; where the stream is damaged, byte by byte up to the damage."""
-    inflate, pending = zlib.decompressobj(31), b""
-    while piece := pending or file.read(PIECE):
-        before = inflate.copy()
-        try:
-            yield inflate.decompress(piece, BLOCK)
-        except zlib.error as error:
-            yield from up_to_damage(before, piece)
-            warnings.append(f"{name}: the gzip data are damaged ({error}); events up to there are used")
-            return
-        pending = inflate.unconsumed_tail
-        if inflate.eof and (pending := inflate.unused_data or file.read(PIECE)):  # members may be concatenated
-            inflate = zlib.decompressobj(31)
-    yield inflate.flush()
-    if not inflate.eof:
-        warnings.append(f"{name}: the gzip file is cut off; events up to there are used")
-
-
-def up_to_damage(inflate: Any, piece: bytes) -> Iterator[bytes]:
-    """What a piece holds before the byte at which decompression fails."""
-    for i in range(len(piece)):
-        try:
-            yield inflate.decompress(piece[i : i + 1])
-        except zlib.error:
-            return
 
 
 class Table:
@@ -175,7 +123,7 @@ class Table:
         """Find the list of events; the text before it is the header."""
         found = EVENTS_KEY.search(self.rest) or re.match(rb"\s*\[", self.rest)
         if not found:
-            if len(self.rest) > 8 * BLOCK:
+            if len(self.rest) > 8 * stream.BLOCK:
                 raise self.not_a_trace()
             return False
         self.header, self.rest, self.inside = self.rest[: found.start()], self.rest[found.end() :], True
@@ -234,32 +182,25 @@ class Table:
         self.seen += len(found)
         if not found:
             return
-        cats = dict.fromkeys(cat for cat, *_ in found)
-        kept_cats = self.kept_categories(cats)
-        rows = found if len(kept_cats) == len(cats) else [row for row in found if row[0] in kept_cats]
+        seen = {row[0] for row in found}
+        kept = {cat for cat in seen if fields.category(cat) in KEPT}
+        rows = found if kept == seen else [row for row in found if row[0] in kept]
         if not rows:
             return
         cat, name, lane, ts, dur, args = zip(*rows, strict=True)
         name_ids, cat_ids, lane_ids = self.intern("name", name), self.intern("cat", cat), self.intern("lane", lane)
-        correlation, external = np.full((2, len(rows)), -1, np.int64)
-        look = np.array([kept_cats.get(c, False) for c in self.ids["cat"]])[cat_ids]
-        maybe = self.maybe_collective()[name_ids]
-        for i in np.flatnonzero(look):
-            if text := args[i]:
-                correlation[i], external[i] = number(text, "correlation"), number(text, "External id")
-                maybe[i] |= has_key(text, b"Collective name")
+        cats = [fields.category(text) for text in self.ids["cat"]]
+        ran, noted = (np.array([cat in group for cat in cats])[cat_ids] for group in (RAN, ANNOTATION))
+        correlation = fields.numbers(args, ran, "correlation")
+        external = fields.numbers(args, noted, "External id")
+        maybe = self.maybe_collective()[name_ids] & ~ran  # a kernel's own arguments tell something only if
+        maybe[fields.with_key(args, ran, b"Collective name")] = True  # torch knows of the collective
         for i in np.flatnonzero(maybe):
             if args[i]:
-                self.args[self.size + int(i)] = as_object(args[i])
-        self.columns.append(
-            (nanoseconds(ts), nanoseconds(dur), name_ids, cat_ids, lane_ids, correlation, external)
-        )
+                self.args[self.size + int(i)] = fields.as_object(args[i])
+        times = fields.nanoseconds(ts), fields.nanoseconds(dur)
+        self.columns.append((*times, name_ids, cat_ids, lane_ids, correlation, external))
         self.size += len(rows)
-
-    def kept_categories(self, cats: Iterable[Any]) -> dict[Any, bool]:
-        """The categories that are kept, and whether their arguments are looked into."""
-        plain = {cat: category(cat) for cat in cats}
-        return {cat: text in WITH_ARGS for cat, text in plain.items() if text in KEPT}
 
     def intern(self, kind: str, values: tuple[bytes, ...]) -> np.ndarray:
         """Indices of values in the list of that kind."""
@@ -271,7 +212,7 @@ class Table:
     def maybe_collective(self) -> np.ndarray:
         """For each name seen so far, whether it speaks of communication."""
         for name in list(self.ids["name"])[len(self.maybe) :]:
-            text = plain_text(name)
+            text = fields.plain_text(name)
             self.maybe.append(text == names.PARAM_COMMS or names.collective(text) is not None)
         return np.array(self.maybe)
 
@@ -293,11 +234,11 @@ class Table:
         lanes, columns[4] = self.lanes(columns[4])
         return Events(
             *columns,
-            names=[plain_text(name) for name in self.ids["name"]],
-            cats=[category(cat) for cat in self.ids["cat"]],
+            names=[fields.plain_text(name) for name in self.ids["name"]],
+            cats=[fields.category(cat) for cat in self.ids["cat"]],
             lanes=lanes,
             args=self.args,
-            meta=metadata(self.header) | metadata(tail),
+            meta=fields.metadata(self.header) | fields.metadata(tail),
             warnings=self.warnings,
         )
 
@@ -336,83 +277,3 @@ def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
     lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
     times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
     return (cat, name, lane, *times, args if isinstance(args, dict) else None)
-
-
-def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
-    """Decimal microseconds as integer nanoseconds, exactly; Kineto's three decimals all at once, others singly."""
-    table = np.array(texts, dtype=np.bytes_)
-    chars = table.view(np.uint8).reshape(len(table), -1)
-    length = (chars != 0).sum(1)
-    found = np.zeros(len(table), np.int64)
-    for size in np.unique(length):
-        rows = np.flatnonzero(length == size)
-        mine = chars[rows, :size]
-        digits = np.delete(mine, -4, axis=1).astype(np.int64) - 48 if 5 <= size <= 20 else np.full((1, 1), -1)
-        if digits.min() < 0 or digits.max() > 9 or (mine[:, -4] != ord(".")).any():
-            found[rows] = [one_nanoseconds(text) for text in table[rows].tolist()]
-        else:
-            found[rows] = digits @ 10 ** np.arange(size - 2, -1, -1, dtype=np.int64)
-    return found
-
-
-def one_nanoseconds(text: bytes) -> int:
-    """One decimal number of microseconds as nanoseconds; 0 for something that is no finite number."""
-    try:
-        return int((Decimal(text.decode()) * 1000).to_integral_value())
-    except (InvalidOperation, ValueError, OverflowError):
-        return 0
-
-
-def number(args: Any, key: str) -> int:
-    """A whole number among an event's arguments; -1 where there is none."""
-    if isinstance(args, dict):
-        value = str(args.get(key, ""))
-        return int(value) if value.isdigit() else -1
-    found = NUMBERS[key].search(args)
-    return int(found[1]) if found else -1
-
-
-def has_key(args: Any, key: bytes) -> bool:
-    """Whether an event's arguments have a key."""
-    return key.decode() in args if isinstance(args, dict) else key in args
-
-
-def as_object(args: Any) -> dict[str, Any]:
-    """An event's arguments as a mapping; empty when they cannot be read."""
-    if isinstance(args, dict):
-        return args
-    try:
-        return json.loads(b"{" + args + b"}", strict=False)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return {}
-
-
-def plain_text(escaped: bytes) -> str:
-    """The content of a JSON string."""
-    text = escaped.decode("utf-8", errors="replace")
-    if "\\" not in text:
-        return text
-    try:
-        return json.loads(f'"{text}"', strict=False)
-    except json.JSONDecodeError:
-        return text
-
-
-def category(cat: bytes) -> str:
-    """A category under its present name."""
-    text = cat.decode(errors="replace").lower()
-    return OLD.get(text, text)
-
-
-def metadata(text: bytes) -> dict[str, Any]:
-    """What the lab uses of a trace's own description: rank, world size, time base, versions."""
-    found: dict[str, Any] = {}
-    content = text.decode("utf-8", errors="replace")
-    for key in ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "vllm_version"):
-        match = re.search(rf'"{key}"\s*:\s*', content)
-        if match:
-            try:
-                found[key] = json.JSONDecoder(strict=False).raw_decode(content, match.end())[0]
-            except json.JSONDecodeError:
-                continue
-    return found

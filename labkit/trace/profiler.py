@@ -13,8 +13,8 @@ import pandas as pd
 
 from labkit.runs.progress import Waiting
 from labkit.trace.errors import CaptureFailed
-from labkit.trace.parse import blocks
 from labkit.trace.sources import FRONTEND, SUFFIXES
+from labkit.trace.stream import blocks
 
 if TYPE_CHECKING:
     from labkit.engine import Server

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import trace
-from labkit.trace import parse, sources
+from labkit.trace import fields, parse, sources, stream
 
 FORMS = [kineto.canonical, kineto.plain, kineto.sorted_keys]
 
@@ -37,7 +37,7 @@ def test_blocks_may_end_anywhere(
 ) -> None:
     folder = kineto.two_ranks(tmp_path, form=form)
     whole = parse.read(folder / "rank0.pt.trace.json.gz")
-    monkeypatch.setattr(parse, "BLOCK", block)
+    monkeypatch.setattr(stream, "BLOCK", block)
     cut = parse.read(folder / "rank0.pt.trace.json.gz")
     for column in ("start", "dur", "name", "cat", "lane", "external"):
         np.testing.assert_array_equal(getattr(whole, column), getattr(cut, column))
@@ -47,7 +47,7 @@ def test_blocks_may_end_anywhere(
 @given(st.integers(-(10**9), 2 * 10**18), st.integers(0, 10**9))
 def test_times_keep_every_nanosecond(start_ns: int, dur_ns: int) -> None:
     text = [str(Decimal(value) / 1000).encode() for value in (start_ns, dur_ns)]
-    assert parse.nanoseconds(tuple(text)).tolist() == [start_ns, dur_ns]
+    assert fields.nanoseconds(tuple(text)).tolist() == [start_ns, dur_ns]
 
 
 @pytest.mark.parametrize("form", FORMS)

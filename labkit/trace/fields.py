@@ -1,0 +1,109 @@
+"""Values of a trace's events and of its header, as exactly as the file gives them."""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+
+# torch < 1.13 called categories otherwise
+OLD = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
+NUMBERS = {key: re.compile(rb'"' + key.encode() + rb'":\s*"?(\d+)') for key in ("correlation", "External id")}
+
+
+def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
+    """Decimal microseconds as integer nanoseconds, exactly; Kineto's three decimals all at once, others singly."""
+    table = np.array(texts, dtype=np.bytes_)
+    chars = table.view(np.uint8).reshape(len(table), -1)
+    length = (chars != 0).sum(1)
+    found = np.zeros(len(table), np.int64)
+    for size in np.unique(length):
+        rows = np.flatnonzero(length == size)
+        mine = chars[rows, :size]
+        digits = np.delete(mine, -4, axis=1).astype(np.int64) - 48 if 5 <= size <= 20 else np.full((1, 1), -1)
+        if digits.min() < 0 or digits.max() > 9 or (mine[:, -4] != ord(".")).any():
+            found[rows] = [one_nanoseconds(text) for text in table[rows].tolist()]
+        else:
+            found[rows] = digits @ 10 ** np.arange(size - 2, -1, -1, dtype=np.int64)
+    return found
+
+
+def one_nanoseconds(text: bytes) -> int:
+    """One decimal number of microseconds as nanoseconds; 0 for something that is no finite number."""
+    try:
+        return int((Decimal(text.decode()) * 1000).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError):
+        return 0
+
+
+def numbers(args: tuple[Any, ...], rows: np.ndarray, key: str) -> np.ndarray:
+    """A whole number among the arguments of the given rows; -1 where there is none."""
+    found = np.full(len(args), -1, np.int64)
+    index = np.flatnonzero(rows)
+    texts = [args[i] for i in index]
+    if not any(isinstance(text, dict) or text is None for text in texts):
+        every = NUMBERS[key].findall(b"\n".join(texts))
+        if len(every) == len(texts):
+            found[index] = [int(text) for text in every]
+            return found
+    found[index] = [number(text, key) for text in texts]
+    return found
+
+
+def number(args: Any, key: str) -> int:
+    """A whole number among one event's arguments; -1 where there is none."""
+    if isinstance(args, dict):
+        value = str(args.get(key, ""))
+        return int(value) if value.isdigit() else -1
+    match = NUMBERS[key].search(args or b"")
+    return int(match[1]) if match else -1
+
+
+def with_key(args: tuple[Any, ...], rows: np.ndarray, key: bytes) -> list[int]:
+    """Which of the given rows have a key among their arguments."""
+    index = [int(i) for i in np.flatnonzero(rows) if args[i]]
+    return [i for i in index if (key.decode() in args[i] if isinstance(args[i], dict) else key in args[i])]
+
+
+def as_object(args: Any) -> dict[str, Any]:
+    """An event's arguments as a mapping; empty when they cannot be read."""
+    if isinstance(args, dict):
+        return args
+    try:
+        return json.loads(b"{" + args + b"}", strict=False)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return {}
+
+
+def plain_text(escaped: bytes) -> str:
+    """The content of a JSON string."""
+    text = escaped.decode("utf-8", errors="replace")
+    if "\\" not in text:
+        return text
+    try:
+        return json.loads(f'"{text}"', strict=False)
+    except json.JSONDecodeError:
+        return text
+
+
+def category(cat: bytes) -> str:
+    """A category under its present name."""
+    text = cat.decode(errors="replace").lower()
+    return OLD.get(text, text)
+
+
+def metadata(text: bytes) -> dict[str, Any]:
+    """What the lab uses of a trace's own description: rank, world size, time base, versions."""
+    found: dict[str, Any] = {}
+    content = text.decode("utf-8", errors="replace")
+    for key in ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "vllm_version"):
+        match = re.search(rf'"{key}"\s*:\s*', content)
+        if match:
+            try:
+                found[key] = json.JSONDecoder(strict=False).raw_decode(content, match.end())[0]
+            except json.JSONDecodeError:
+                continue
+    return found
