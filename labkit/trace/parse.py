@@ -22,12 +22,6 @@ PATIENCE = 4 << 20  # an event that is still incomplete after so many bytes is d
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ANNOTATION = ("user_annotation", "gpu_user_annotation")
 RUNTIME = ("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime")
-OLD = {
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-}  # torch < 1.13
 KEPT = (*DEVICE, *ANNOTATION, *RUNTIME, "cpu_op")  # python_function and flows are most of a file and not needed
 RAN = (*DEVICE, *RUNTIME)
 
