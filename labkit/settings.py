@@ -208,11 +208,11 @@ class Eagle3Pipeline(Settings):
 
     notebook = "04_eagle3_pipeline"
     by_scale = {
-        "num_prompts": (24, 400, 4000),
-        "held_out": (4, 24, 200),
-        "max_tokens": (48, 224, 512),
+        "num_prompts": (24, 800, 2400),
+        "held_out": (4, 24, 100),
+        "max_tokens": (48, 128, 512),
         "draft_vocab_size": (1024, 4096, 16384),
-        "epochs": (1, 5, 3),
+        "epochs": (1, 4, 4),
         "max_model_len": (512, 1024, 4096),
     }
     at_least = {
@@ -232,13 +232,13 @@ class Eagle3Pipeline(Settings):
     held_out: int = 0
     max_tokens: int = 0
     temperature: float = 0.0
-    concurrency: int = 32
+    concurrency: int = 64
     aux_layers: str = ""
     draft_vocab_size: int = 0
     epochs: int = 0
     learning_rate: float = 1e-3
     ttt_steps: int = 3
-    batch_tokens: int = 512
+    batch_tokens: int = 192
     max_model_len: int = 0
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from labkit.draft.build import BadHead, UnknownArchitecture, build, export, load
-from labkit.draft.preflight import preflight
+from labkit.draft.checks import preflight
+from labkit.draft.head import FLAGS, BadHead, UnknownArchitecture, build, export, load
+from labkit.draft.locate import NoHead, locate
+from labkit.draft.warm import warm_start
 
-__all__ = ["BadHead", "UnknownArchitecture", "build", "export", "load", "preflight"]
+__all__ = [
+    "FLAGS",
+    "BadHead",
+    "NoHead",
+    "UnknownArchitecture",
+    "build",
+    "export",
+    "load",
+    "locate",
+    "preflight",
+    "warm_start",
+]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from labkit.extract.checks import verify
 from labkit.extract.layers import BadLayers, default_layers, layers_of
 from labkit.extract.states import BrokenStates, NoStates, bytes_needed, run, states_path
-from labkit.extract.verify import verify
 
 __all__ = [
     "BadLayers",

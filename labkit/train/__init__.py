@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from labkit.train.batches import NoTrainingData, Sample, load_samples
 from labkit.train.loop import Diverged, run
-from labkit.train.simulate import simulate, walk
+from labkit.train.simulation import simulate, walk
 
 __all__ = ["Diverged", "NoTrainingData", "Sample", "load_samples", "run", "simulate", "walk"]

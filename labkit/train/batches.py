@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,10 @@ class Sample:
         """Rows that it gives to a batch: T - 1, since a row pairs a state with the token after it."""
         return len(self.input_ids) - 1
 
+    def cut(self, length: int) -> Sample:
+        """The same conversation, its first `length` tokens."""
+        return dataclasses.replace(self, input_ids=self.input_ids[:length], loss_mask=self.loss_mask[:length])
+
 
 def load_samples(dataset_dir: Path, hidden_dir: Path, split: str) -> list[Sample]:
     """The conversations of a split ("train", "held_out") in order; raises NoTrainingData when there is none."""
@@ -43,8 +48,8 @@ def load_samples(dataset_dir: Path, hidden_dir: Path, split: str) -> list[Sample
     samples = [
         Sample(
             path=extract.states_path(hidden_dir, row.Index),
-            input_ids=np.asarray(row.input_ids, dtype=np.int64),
-            loss_mask=np.asarray(row.loss_mask, dtype=bool),
+            input_ids=np.array(row.input_ids, dtype=np.int64),
+            loss_mask=np.array(row.loss_mask, dtype=bool),
             prompt_tokens=row.prompt_tokens,
         )
         for row in chosen.itertuples()
@@ -66,7 +71,7 @@ def rows_of(sample: Sample) -> Batch:
     from speculators.models.eagle3.data import shift_batch
 
     try:
-        states = load_file(sample.path)["hidden_states"]  # [T, layers + 1, H]
+        states = load_file(sample.path)["hidden_states"][: len(sample.input_ids)]  # [T, layers + 1, H]
     except (OSError, SafetensorError, KeyError) as error:
         raise files.BrokenFile(
             f"{sample.path} cannot be read ({error})", "run again: the extraction makes it anew"

@@ -23,7 +23,7 @@ from labkit.settings import Eagle3Pipeline
 from labkit.targets import Target
 from labkit.train import checkpoint
 from labkit.train.batches import Sample, load_samples, pack, plan
-from labkit.train.simulate import simulate
+from labkit.train.simulation import simulate
 from labkit.vocab import VocabMap
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def run(
     train, held_out = (load_samples(dataset_dir, hidden_dir, split) for split in ("train", "held_out"))
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # nothing here gains by it, and on a CPU it needs a compiler
     model = draft.build(target, vocab, layer_ids, ttt_steps=settings.ttt_steps, seed=settings.seed)
+    draft.warm_start(model, target)
     training = fit(settings, model, train, held_out, out_dir / "checkpoint.safetensors", record["digest"], watch)
     files.write_parquet(out_dir / "metrics.parquet", training.metrics)
     record |= {"steps": training.step, "seconds": training.seconds, "samples": len(train)}
@@ -103,6 +104,7 @@ def describe(
         "dataset": files.digest_file(dataset_dir / "dataset.parquet"),
         "target": target.revision,
         "flags": draft.FLAGS,
+        "start": "warm",
     }
     return values | {"digest": files.digest(values)}
 

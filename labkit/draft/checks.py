@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from labkit import files, vocab
-from labkit.draft.build import FLAGS
+from labkit.draft.head import FLAGS
 from labkit.targets import Target
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from labkit import acceptance
-from labkit.train.batches import Sample, pack, plan
+from labkit.train.batches import Batch, Sample, pack, plan
 
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
@@ -38,13 +38,18 @@ def simulate(
 @torch.inference_mode()
 def matches(model: Eagle3DraftModel, group: Sequence[Sample], k: int) -> np.ndarray:
     """Whether the token that row t drafts at depth i is the real token t + 2 + i: bool [k, rows of the group]."""
-    batch = pack(group)
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, torch.bfloat16):
+        return matches_of(model, pack(group), group, k)
+
+
+def matches_of(model: Eagle3DraftModel, batch: Batch, group: Sequence[Sample], k: int) -> np.ndarray:
+    """`matches` of a packed batch, in whatever precision the caller set."""
     device = next(model.parameters()).device
     inputs = {
         name: tensor.to(device) for name, tensor in batch.items() if not name.startswith(("verifier", "loss"))
     }
-    with torch.autocast(device.type, torch.bfloat16):
-        drafted = model(**inputs, ttt_steps=k)  # k times [1, rows], draft ids
+    drafted = model(**inputs, ttt_steps=k)  # k times [1, rows], draft ids
     offsets = model.d2t if model.d2t is not None else torch.zeros(model.draft_vocab_size, dtype=torch.long)
     guesses = torch.stack([ids[0] + offsets[ids[0]] for ids in drafted]).cpu()
     real = torch.cat([depths(sample, k) for sample in group], dim=1)
