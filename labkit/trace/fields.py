@@ -12,6 +12,8 @@ import numpy as np
 # torch < 1.13 called categories otherwise
 OLD = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", "memset": "gpu_memset"}
 NUMBERS = {key: re.compile(rb'"' + key.encode() + rb'":\s*"?(\d+)') for key in ("correlation", "External id")}
+LARGEST = 1 << 61  # ns: the year 2043
+IMPOSSIBLE = -(1 << 62)
 
 
 def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
@@ -32,11 +34,12 @@ def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
 
 
 def one_nanoseconds(text: bytes) -> int:
-    """One decimal number of microseconds as nanoseconds; 0 for something that is no finite number."""
+    """One decimal number of microseconds as nanoseconds; IMPOSSIBLE for what is no number or too large."""
     try:
-        return int((Decimal(text.decode()) * 1000).to_integral_value())
+        found = int((Decimal(text.decode()) * 1000).to_integral_value())
     except (InvalidOperation, ValueError, OverflowError):
-        return 0
+        return IMPOSSIBLE
+    return found if abs(found) < LARGEST else IMPOSSIBLE
 
 
 def numbers(args: tuple[Any, ...], rows: np.ndarray, key: str) -> np.ndarray:
@@ -46,7 +49,7 @@ def numbers(args: tuple[Any, ...], rows: np.ndarray, key: str) -> np.ndarray:
     texts = [args[i] for i in index]
     if not any(isinstance(text, dict) or text is None for text in texts):
         every = NUMBERS[key].findall(b"\n".join(texts))
-        if len(every) == len(texts):
+        if len(every) == len(texts) and max(map(len, every), default=0) < 19:
             found[index] = [int(text) for text in every]
             return found
     found[index] = [number(text, key) for text in texts]
@@ -57,9 +60,9 @@ def number(args: Any, key: str) -> int:
     """A whole number among one event's arguments; -1 where there is none."""
     if isinstance(args, dict):
         value = str(args.get(key, ""))
-        return int(value) if value.isdigit() else -1
+        return int(value) if value.isdigit() and len(value) < 19 else -1
     match = NUMBERS[key].search(args or b"")
-    return int(match[1]) if match else -1
+    return int(match[1]) if match and len(match[1]) < 19 else -1
 
 
 def with_key(args: tuple[Any, ...], rows: np.ndarray, key: bytes) -> list[int]:

@@ -18,6 +18,8 @@ import numpy as np
 from labkit.trace import fields, names, stream
 from labkit.trace.errors import NotATrace, TraceNotFound
 
+HOPELESS = 500  # places that cannot be decoded, after which the rest of a file is not looked at
+LONGEST = 86_400_000_000_000  # ns: a profile does not last a day
 PATIENCE = 4 << 20  # an event that is still incomplete after so many bytes is damaged
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 ANNOTATION = ("user_annotation", "gpu_user_annotation")
@@ -69,10 +71,10 @@ def read(path: Path) -> Events:
     """
     if not path.is_file():
         raise TraceNotFound(f"there is no trace file {path}", "name a Kineto .json or .json.gz file, or a folder")
-    table = Table(path)
-    for block in stream.blocks(path, table.warnings):
+    table, blocks = Table(path), stream.Blocks(path)
+    for block in blocks:
         table.add(block)
-    return table.finish()
+    return table.finish(blocks)
 
 
 class Table:
@@ -91,12 +93,16 @@ class Table:
         self.size = 0
         self.seen = 0
         self.dropped = 0
+        self.failures = 0  # of the decoder; a damaged event can take several
+        self.sound: int | None = None  # how many events came before the first damage
         self.ids: dict[str, dict[Any, int]] = {"name": {}, "cat": {}, "lane": {}}
         self.maybe: list[bool] = []  # by name: whether it may be a collective
         self.args: dict[int, dict[str, Any]] = {}
 
     def add(self, block: bytes) -> None:
         """Take the next block."""
+        if self.failures > HOPELESS:
+            return
         self.rest += block
         if self.ended or (not self.inside and not self.enter()):
             return
@@ -135,10 +141,11 @@ class Table:
     def match(self, block: bytes) -> None:
         """Whole events in Kineto's own form; anything else in the block sends it through the decoder."""
         found = EVENT.findall(block)
-        if len(found) != block.count(b'"ph": "X"') and len(found) != len(COMPLETE.findall(block)):
+        complete = block.count(b'"ph": "X"') or len(COMPLETE.findall(block))
+        if len(found) == complete and block.count(b'"ph":') == block.count(b'"pid":'):
+            self.store(found)
+        else:
             self.decode(block, last=True)
-            return
-        self.store(found)
 
     def decode(self, block: bytes, *, last: bool) -> tuple[bytes, bool]:
         """Events one by one through the JSON decoder.
@@ -159,8 +166,14 @@ class Table:
             except (json.JSONDecodeError, RecursionError):
                 if not last and len(text) - position < PATIENCE:
                     break
+                if self.sound is None:
+                    self.store(found)
+                    found, self.sound = [], self.size
                 self.dropped += not damaged
+                self.failures += 1
                 damaged = True
+                if self.failures > HOPELESS:
+                    break
                 following = ANY_START.search(text, position + 1)
                 position = following.start() if following else len(text)
                 continue
@@ -192,8 +205,8 @@ class Table:
         for i in np.flatnonzero(maybe):
             if args[i]:
                 self.args[self.size + int(i)] = fields.as_object(args[i])
-        times = fields.nanoseconds(ts), fields.nanoseconds(dur)
-        self.columns.append((*times, name_ids, cat_ids, lane_ids, correlation, external))
+        start, length = fields.nanoseconds(ts), fields.nanoseconds(dur)
+        self.columns.append((start, length, name_ids, cat_ids, lane_ids, correlation, external))
         self.size += len(rows)
 
     def intern(self, kind: str, values: tuple[bytes, ...]) -> np.ndarray:
@@ -210,7 +223,7 @@ class Table:
             self.maybe.append(text == names.PARAM_COMMS or names.collective(text) is not None)
         return np.array(self.maybe)
 
-    def finish(self) -> Events:
+    def finish(self, blocks: stream.Blocks) -> Events:
         """Take what is left and put the columns together; raises NotATrace when there is nothing."""
         if not self.inside:
             raise self.not_a_trace()
@@ -220,11 +233,10 @@ class Table:
                 f"{self.path} holds no complete event",
                 "profile again: the profiler recorded nothing, or the file is cut",
             )
-        if self.dropped:
-            self.warnings.append(f"{self.path.name}: {self.dropped} damaged event(s) left out")
         columns = [np.concatenate(parts) for parts in zip(*self.columns, strict=True)] if self.columns else []
         if not columns:
             columns = [np.zeros(0, np.int64)] * 7
+        columns = self.believed(columns, blocks)
         lanes, columns[4] = self.lanes(columns[4])
         return Events(
             *columns,
@@ -235,6 +247,30 @@ class Table:
             meta=fields.metadata(self.header) | fields.metadata(tail),
             warnings=self.warnings,
         )
+
+    def believed(self, columns: list[np.ndarray], blocks: stream.Blocks) -> list[np.ndarray]:
+        """The columns without events that cannot be right; says which faults the file has."""
+        if blocks.fault:
+            self.warnings.append(f"{self.path.name}: {blocks.fault}; events up to there are used")
+        count = len(columns[0])
+        if blocks.corrupt and self.sound is not None:
+            count = self.sound
+        elif self.failures > HOPELESS:
+            self.warnings.append(f"{self.path.name}: damaged in over {HOPELESS} places; what follows is left out")
+        elif self.dropped:
+            self.warnings.append(f"{self.path.name}: {self.dropped} damaged event(s) left out")
+        start, dur = columns[0][:count], columns[1][:count]
+        middle = np.median(start) if count else 0
+        right = (np.abs(start - middle) < LONGEST) & (dur >= 0) & (dur < LONGEST)
+        if not right.all():
+            self.warnings.append(
+                f"{self.path.name}: {int((~right).sum())} event(s) with impossible times left out"
+            )
+        keep = np.flatnonzero(right)
+        place = np.full(len(columns[0]), -1)
+        place[keep] = np.arange(len(keep))
+        self.args = {int(place[i]): args for i, args in self.args.items() if place[i] >= 0}
+        return [column[keep] for column in columns]
 
     def lanes(self, column: np.ndarray) -> tuple[list[tuple[str, str]], np.ndarray]:
         """(pid, tid) of each lane, and the column with one number a lane however the file spaced it."""

@@ -14,7 +14,7 @@ import pandas as pd
 from labkit.runs.progress import Waiting
 from labkit.trace.errors import CaptureFailed
 from labkit.trace.sources import FRONTEND, SUFFIXES
-from labkit.trace.stream import blocks
+from labkit.trace.stream import Blocks
 
 if TYPE_CHECKING:
     from labkit.engine import Server
@@ -167,11 +167,7 @@ def wait_for_files(
 
 def whole(path: Path) -> bool:
     """Whether a trace file is complete."""
-    warnings: list[str] = []
-    last = b""
-    try:
-        for block in blocks(path, warnings):
-            last = (last + block)[-64:]
-    except OSError:
-        return False
-    return not warnings and last.rstrip().endswith(b"}")
+    blocks, last = Blocks(path), b""
+    for block in blocks:
+        last = (last + block)[-64:]
+    return not blocks.fault and last.rstrip().endswith(b"}")

@@ -11,39 +11,51 @@ BLOCK = 8 << 20
 PIECE = 64 << 10  # compressed bytes at a time
 
 
-def blocks(path: Path, warnings: list[str]) -> Iterator[bytes]:
-    """The decompressed bytes of a file in blocks; a cut or corrupt gzip yields what it still holds."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-        file.seek(0)
-        parts: list[bytes] = []
-        size = 0
-        for part in inflated(file, path.name, warnings) if packed else iter(lambda: file.read(BLOCK), b""):
-            parts.append(part)
-            size += len(part)
-            if size >= BLOCK:
-                yield b"".join(parts)
-                parts, size = [], 0
-        yield b"".join(parts)
+class Blocks:
+    """Iterates over the bytes of a file, plain or gzipped; a cut or corrupt gzip yields what it still holds.
 
+    Afterwards `fault` says what was wrong, and `corrupt` that bytes before the fault may be wrong too: what a
+    damaged stream unpacks to is garbage from the damage on, and noticed only later.
+    """
 
-def inflated(file: BinaryIO, name: str, warnings: list[str]) -> Iterator[bytes]:
-    """Decompress gzip members piece by piece; where the stream is damaged, byte by byte up to the damage."""
-    inflate, pending = zlib.decompressobj(31), b""
-    while piece := pending or file.read(PIECE):
-        before = inflate.copy()
-        try:
-            yield inflate.decompress(piece, BLOCK)
-        except zlib.error as error:
-            yield from up_to_damage(before, piece)
-            warnings.append(f"{name}: the gzip data are damaged ({error}); events up to there are used")
-            return
-        pending = inflate.unconsumed_tail
-        if inflate.eof and (pending := inflate.unused_data or file.read(PIECE)):  # members may be concatenated
-            inflate = zlib.decompressobj(31)
-    yield inflate.flush()
-    if not inflate.eof:
-        warnings.append(f"{name}: the gzip file is cut off; events up to there are used")
+    def __init__(self, path: Path) -> None:
+        """Open nothing yet."""
+        self.path = path
+        self.fault = ""
+        self.corrupt = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The blocks; each at least BLOCK long but for the last."""
+        with self.path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            parts: list[bytes] = []
+            size = 0
+            for part in self.inflated(file) if packed else iter(lambda: file.read(BLOCK), b""):
+                parts.append(part)
+                size += len(part)
+                if size >= BLOCK:
+                    yield b"".join(parts)
+                    parts, size = [], 0
+            yield b"".join(parts)
+
+    def inflated(self, file: BinaryIO) -> Iterator[bytes]:
+        """Decompress gzip members piece by piece; where the stream is damaged, byte by byte up to the damage."""
+        inflate, pending = zlib.decompressobj(31), b""
+        while piece := pending or file.read(PIECE):
+            before = inflate.copy()
+            try:
+                yield inflate.decompress(piece, BLOCK)
+            except zlib.error as error:
+                yield from up_to_damage(before, piece)
+                self.fault, self.corrupt = f"the gzip data are damaged ({error})", True
+                return
+            pending = inflate.unconsumed_tail
+            if inflate.eof and (pending := inflate.unused_data or file.read(PIECE)):  # members may be concatenated
+                inflate = zlib.decompressobj(31)
+        yield inflate.flush()
+        if not inflate.eof:
+            self.fault = "the gzip file is cut off"
 
 
 def up_to_damage(inflate: Any, piece: bytes) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import trace
+from labkit.errors import LabError
 from labkit.trace import fields, parse, sources, stream
 
 FORMS = [kineto.canonical, kineto.plain, kineto.sorted_keys]
@@ -90,16 +91,63 @@ def test_a_file_that_is_cut_off(tmp_path: Path, form: object, keep: float, packe
     np.testing.assert_array_equal(events.start, pristine.start[: len(events.start)])
 
 
-def test_a_corrupt_gzip_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("width", [1, 40])
+def test_nothing_after_the_damage_in_a_gzip_stream_is_believed(tmp_path: Path, where: float, width: int) -> None:
     folder = kineto.two_ranks(tmp_path, steps=40)
     path = folder / "rank0.pt.trace.json.gz"
+    pristine = parse.read(path)
     content = bytearray(path.read_bytes())
-    for i in range(len(content) // 2, len(content) // 2 + 40):
+    for i in range(int(len(content) * where), int(len(content) * where) + width):
         content[i] ^= 0xFF
     path.write_bytes(bytes(content))
     events = parse.read(path)
-    assert any("damaged" in text for text in events.warnings)
-    assert len(events.start) > 0
+    assert any("gzip data are damaged" in text for text in events.warnings)
+    assert 0.1 * len(pristine.start) < len(events.start) < len(pristine.start)
+    np.testing.assert_array_equal(events.start[:-2], pristine.start[: len(events.start) - 2])
+
+
+@pytest.mark.parametrize("time", ["1e99", "-1e30", "NaN", "99999999999999999999999", '"soon"'])
+@pytest.mark.parametrize("form", FORMS)
+def test_impossible_times_are_left_out(tmp_path: Path, form: object, time: str) -> None:
+    events = [kineto.kernel(f"gemm_{i}", 10.0 * i, 5.0) for i in range(20)]
+    content = form([*events, kineto.kernel("odd", 7777.0, 5.0)]).decode()
+    path = tmp_path / "rank0.json"
+    path.write_text(content.replace("7777.000", time).replace("7777.0", time))
+    read = parse.read(path)
+    assert "odd" not in {read.names[i] for i in read.name}
+    assert len(read.start) == 20
+    assert read.warnings
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_damage_is_survived_or_refused(tmp_path: Path, seed: int) -> None:
+    """Whatever is changed, dropped, doubled or put in: figures that add up, or an error that says what to do."""
+    random = np.random.default_rng(seed)
+    folder = kineto.two_ranks(tmp_path, suffix=".json", form=FORMS[seed % 3])
+    content = bytearray((folder / "rank0.json").read_bytes())
+    for _ in range(random.choice([1, 3, 20])):
+        at, length = int(random.integers(len(content))), int(random.integers(1, 200))
+        kind = random.integers(4)
+        if kind == 0:
+            content[at] = int(random.integers(256))
+        elif kind == 1:
+            del content[at : at + length]
+        else:
+            other = int(random.integers(len(content)))
+            content[at:at] = content[other : other + length] if kind == 2 else random.bytes(length)
+    packed = bytearray(gzip.compress(bytes(content)))
+    if seed % 4 == 1:
+        packed[int(random.integers(len(packed)))] ^= 0x55
+    (folder / "rank0.json").write_bytes(bytes(packed) if seed % 2 else bytes(content))
+    try:
+        found = trace.load(folder)
+        told = trace.conclusion(found, trace.what_if(found))
+        shares = found.summary().filter(like="_share").sum(axis=1)
+    except LabError as error:
+        told, shares = error.remedy, np.ones(1)
+    assert told
+    np.testing.assert_allclose(shares, 1.0)
 
 
 @pytest.mark.parametrize("form", FORMS)
