@@ -11,13 +11,17 @@ from labkit.trace.model import Trace
 def what_if(trace: Trace) -> pd.DataFrame:
     """Time a token (TPOT at one token a step) in five cases: case tpot_ms saved_ms speedup.
 
-    The step is the period of the decode steps (start to start). Transfer is the same on all ranks, so it comes off
-    as it is. Waiting is another rank's work: without it a rank would still wait for the slowest, so "no wait" is
-    the mean of the ranks' work (the best that balancing can give), and "AllReduce free" the slowest rank's own
-    work: a rank cannot be faster than what it computes. All are bounds: nothing else is assumed to change.
+    The step is the period of the decode steps (start to start; the step itself where none follows another).
+    Transfer is the same on all ranks, so it comes off as it is. Waiting is another rank's work: without it a rank
+    would still wait for the slowest, so "no wait" is the mean of the ranks' work (the best that balancing can give),
+    and "AllReduce free" the slowest rank's own work: a rank cannot be faster than what it computes. All are bounds:
+    nothing else is assumed to change.
     """
     parts = trace.breakdown(window="period")
     parts = parts[parts["phase"] == trace.decode_phase()]
+    if parts.empty:
+        parts = trace.breakdown()
+        parts = parts[parts["phase"] == trace.decode_phase()]
     by_rank = parts.pivot_table(index="rank", columns="category", values="dur_us", aggfunc="sum") / 1e3
     count = parts.groupby("rank")["step"].nunique()
     by_rank = by_rank.div(count, axis=0)
