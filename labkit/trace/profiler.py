@@ -80,7 +80,8 @@ def obtain(settings: Profiling, folder: Path) -> tuple[Path, pd.DataFrame]:
                 "give the server's torch_profiler_dir, as seen from this machine, as trace_dir",
             )
         server = engine.attach(settings.server)
-        return Path(settings.trace_dir), capture(server, settings.trace_dir, **sizes)
+        ranks = settings.tensor_parallel_size
+        return Path(settings.trace_dir), capture(server, settings.trace_dir, ranks=ranks, **sizes)
     traces = folder / "traces"
     for old in traces.glob("*.json*"):
         old.unlink()

@@ -13,9 +13,9 @@ def what_if(trace: Trace) -> pd.DataFrame:
 
     The step is the period of the decode steps (start to start; the step itself where none follows another).
     Transfer is the same on all ranks, so it comes off as it is. Waiting is another rank's work: without it a rank
-    would still wait for the slowest, so "no wait" is the mean of the ranks' work (the best that balancing can give),
-    and "AllReduce free" the slowest rank's own work: a rank cannot be faster than what it computes. All are bounds:
-    nothing else is assumed to change.
+    would still wait for the slowest, so "no wait" is the mean of the ranks' work (the best that balancing can
+    give), and "AllReduce free" the slowest rank's own work: a rank cannot be faster than what it computes. All are
+    bounds: nothing else is assumed to change.
     """
     parts = trace.breakdown(window="period")
     parts = parts[parts["phase"] == trace.decode_phase()]
