@@ -1,8 +1,8 @@
 """A head that starts from what the target already knows, instead of from noise.
 
-The draft layer has the shape of one of the target's own layers, so the last one's weights fit: the head then begins
-as "one more step of the target" over its high state, and has only to learn the rest. With minutes of training that
-decides how far it gets (LOG.md, 2026-11-30).
+The draft layer has the shape of one of the target's own layers, so the last one's weights fit: the head then
+begins as "one more step of the target" over its high state, and has only to learn the rest. With minutes of
+training that decides how far it gets (LOG.md, 2026-11-30).
 """
 
 from __future__ import annotations

@@ -50,6 +50,7 @@ def tiny_target(folder, **changes):
     }
     weights = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     weights |= {name: weights[name].abs() + 0.5 for name in weights if "norm" in name}
+    weights |= {name: weights[name] * 0.1 for name in weights if "proj" in name}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return targets.Target("tiny", folder, "made for a test")
 
