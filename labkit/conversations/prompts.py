@@ -25,6 +25,11 @@ class TooFewPrompts(LabError):
     """There are fewer distinct prompts than asked for."""
 
 
+def prompts(source: str) -> pd.DataFrame:
+    """The lab's own prompts for "templated", else those of a file (`read`)."""
+    return templated() if source == "templated" else read(source)
+
+
 def templated() -> pd.DataFrame:
     """Every prompt of data/train_prompts: each form's phrasings over each topic of its pool.
 

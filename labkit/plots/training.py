@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # Okabe and Ito's palette
 
@@ -63,3 +64,12 @@ def plot_coverage(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("share of answer tokens in it")
     ax.legend()
     return ax
+
+
+def plot_progress(df: pd.DataFrame) -> Figure:
+    """Loss and held-out acceptance side by side, while training and afterwards."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 3.5))
+    plot_loss(df, ax=left)
+    plot_acceptance_by_epoch(df, ax=right)
+    figure.tight_layout()
+    return figure

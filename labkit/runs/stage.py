@@ -28,6 +28,7 @@ class Stage:
         self.settings = settings
         self.folder: Path = settings.folder
         self.started = time.time()
+        self.laps: dict[str, float] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "run.json").unlink(missing_ok=True)
 
@@ -45,6 +46,12 @@ class Stage:
             figure.savefig(temporary, dpi=120, bbox_inches="tight", format="png")
         return path
 
+    def lap(self, step: str) -> float:
+        """Note the seconds since the last lap, or since the stage began, as those of `step`; run.json has them."""
+        seconds = time.time() - self.started - sum(self.laps.values())
+        self.laps[step] = seconds
+        return seconds
+
     def finish(self, headline: dict[str, Any], **more: Any) -> Path:
         """Write run.json: settings, provenance and the headline's scalars (NaN becomes null)."""
         path = self.folder / "run.json"
@@ -56,6 +63,7 @@ class Stage:
             **more,
             "started": datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
             "seconds": round(time.time() - self.started, 1),
+            "laps_s": {name: round(seconds, 1) for name, seconds in self.laps.items()},
             "results": sorted(file.name for file in self.folder.glob("*.parquet")),
             "provenance": provenance(),
         }
