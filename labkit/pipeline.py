@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from labkit import conversations, extract, vocab
+from labkit import conversations, engine, extract, train, vocab
 from labkit.acceptance import Acceptance
 from labkit.errors import LabError
 from labkit.settings import Eagle3Pipeline
@@ -46,6 +48,66 @@ def describe(expected: Estimate) -> str:
         f"hidden states on disk, {expected.trained_tokens:,} tokens to train on over all epochs. Heads trained on "
         "a few hundred conversations reach acceptance lengths of about 1.5 to 1.8 on prompts of their own kind, "
         "published heads with a thousand times the data 2.3 to 3.3: expect the former here."
+    )
+
+
+def serve(settings: Eagle3Pipeline, target: Target, variant: str, **options: Any) -> Any:
+    """A server of the pipeline's: its log lies in the stage's folder."""
+    return engine.serve(
+        target,
+        variant,
+        log_dir=settings.folder,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.concurrency,
+        **options,
+    )
+
+
+def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> pd.DataFrame:
+    """The target's answers to `prompts` as a data set (conversations.collect); a server starts if any is missing."""
+    return conversations.collect(
+        prompts,
+        partial(serve, settings, target, "baseline"),
+        settings.folder / "data",
+        model_key=target.revision,
+        max_length=settings.max_model_len - 1,
+        max_tokens=settings.max_tokens,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        concurrency=settings.concurrency,
+    )
+
+
+def states(settings: Eagle3Pipeline, target: Target) -> Path:
+    """Hidden states of the data set (extract.run); a server starts if any file is missing."""
+    ids = layers(settings, target)
+    options = {
+        "layers": [*ids, target.geometry.num_hidden_layers],
+        "storage": settings.folder / "staging",
+    }
+    server = partial(serve, settings, target, "extract", **options)
+    return extract.run(
+        settings.folder / "data", server, settings.folder / "hidden_states", target=target, layers=ids
+    )
+
+
+def layers(settings: Eagle3Pipeline, target: Target) -> tuple[int, ...]:
+    """The layers that the head reads."""
+    return extract.layers_of(settings.aux_layers, target.geometry.num_hidden_layers)
+
+
+def head(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, watch: train.Watcher | None = None) -> Path:
+    """The trained head's directory (train.run), the vocabulary saved beside it."""
+    mapping.save(settings.folder / "vocab")
+    return train.run(
+        settings,
+        target=target,
+        dataset_dir=settings.folder / "data",
+        hidden_dir=settings.folder / "hidden_states",
+        vocab=mapping,
+        out_dir=settings.folder,
+        layers=layers(settings, target),
+        watch=watch,
     )
 
 
@@ -120,7 +182,7 @@ def conclusion(dataset: pd.DataFrame, simulated: Acceptance, metrics: pd.DataFra
         f"Yes: after {trained:,} tokens of training in {metrics.seconds.max():.0f} s the head's drafts are worth "
         f"**{simulated.mean_length:.2f}** tokens a step at k={k} on held-out prompts of the training kind (best "
         f"epoch {best:.2f}). That is simulated; the engine's own figure, and whether it pays, is the question of "
-        f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations of a few forms, greedy "
-        "answers, one layer. More data helps before anything else does: where the held-out length falls while the loss still "
+        f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations of a few forms, "
+        "greedy answers, one layer. More data helps before anything else does: where the held-out length falls while the loss still "
         "does, the head has begun to learn its data by heart."
     )
