@@ -110,3 +110,12 @@ def metadata(text: bytes) -> dict[str, Any]:
             except json.JSONDecodeError:
                 continue
     return found
+
+
+def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
+    """A decoded event in the form that EVENT gives: JSON's own bytes, so that both ways find the same names."""
+    args = event.get("args")
+    cat, name = (json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode() for key in ("cat", "name"))
+    lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
+    times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
+    return (cat, name, lane, *times, args if isinstance(args, dict) else None)

@@ -180,7 +180,7 @@ class Table:
             if isinstance(event, dict) and "ph" in event:
                 damaged = False
                 if event["ph"] == "X" and "ts" in event:
-                    found.append(as_row(event))
+                    found.append(fields.as_row(event))
         self.store(found)
         return text[position + ended :].encode(), ended
 
@@ -298,12 +298,3 @@ class Table:
         if not whole:
             self.warnings.append(f"{self.path.name}: ends in the middle of the events; whole ones are used")
         return tail
-
-
-def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
-    """A decoded event in the form that EVENT gives: JSON's own bytes, so that both ways find the same names."""
-    args = event.get("args")
-    cat, name = (json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode() for key in ("cat", "name"))
-    lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
-    times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
-    return (cat, name, lane, *times, args if isinstance(args, dict) else None)
