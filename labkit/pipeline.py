@@ -64,7 +64,7 @@ def serve(settings: Eagle3Pipeline, target: Target, variant: str, **options: Any
 
 
 def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> pd.DataFrame:
-    """The target's answers to `prompts` as a data set (conversations.collect); a server starts if any is missing."""
+    """The answers to `prompts` as a data set (conversations.collect); a server starts if any is missing."""
     return conversations.collect(
         prompts,
         partial(serve, settings, target, "baseline"),
@@ -183,6 +183,6 @@ def conclusion(dataset: pd.DataFrame, simulated: Acceptance, metrics: pd.DataFra
         f"**{simulated.mean_length:.2f}** tokens a step at k={k} on held-out prompts of the training kind (best "
         f"epoch {best:.2f}). That is simulated; the engine's own figure, and whether it pays, is the question of "
         f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations of a few forms, "
-        "greedy answers, one layer. More data helps before anything else does: where the held-out length falls while the loss still "
-        "does, the head has begun to learn its data by heart."
+        "greedy answers, one layer. More data helps before anything else does: where the held-out length falls "
+        "while the loss still does, the head has begun to learn its data by heart."
     )

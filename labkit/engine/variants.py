@@ -74,6 +74,7 @@ def tp2_profile(options: Options) -> Flags:
         "profiler": "torch",
         "torch_profiler_dir": str(Path(options["trace_dir"]).resolve()),
         "torch_profiler_record_shapes": True,  # the bytes of a collective are in its input shapes
+        "ignore_frontend": True,  # the API process's own trace holds no step, and its name the host's
         "torch_profiler_with_stack": False,  # stacks slow the step down and carry file paths
     }
     return {"profiler-config": profiler}
