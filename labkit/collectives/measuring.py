@@ -44,7 +44,8 @@ def measure(
     """Time collectives over `sizes` bytes a rank; a row a sample.
 
     Columns collective bytes mode sample time_us ranks backend. `time_us` is a call's on the slowest rank, the
-    mean of `calls` in a row. On GPUs each size is timed launched one by one ("eager") and as a CUDA graph ("graph").
+    mean of `calls` in a row. On GPUs each size is timed launched one by one ("eager") and as a CUDA
+    graph ("graph").
     Raises TooManyRanks and LaunchFailed.
     """
     gpus = len(provenance.gpus())

@@ -57,7 +57,7 @@ def end_descendants() -> None:
 
 
 def main(spec_path: str) -> int:
-    """Run the spec's command until it, or its owner, ends; returns the command's exit code, 128 + n for signal n."""
+    """Run the spec's command until it, or its owner, ends; returns its exit code, 128 + n for signal n."""
     spec = json.loads(Path(spec_path).read_text())
     adopt_orphans()
     stopping = []
