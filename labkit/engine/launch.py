@@ -40,15 +40,21 @@ def openmp() -> Path:
     return Path(sys.prefix) / "lib" / "libiomp5.so"
 
 
+def preload() -> dict[str, str]:
+    """Environment in which Intel's OpenMP runtime comes first; empty where it is not installed."""
+    if not openmp().exists():
+        return {}
+    names = [str(openmp()), *os.environ.get("LD_PRELOAD", "").split(":")]
+    return {"LD_PRELOAD": ":".join(dict.fromkeys(name for name in names if name))}
+
+
 def environment(options: dict[str, Any]) -> dict[str, str]:
     """What the server's environment has beyond this process's own."""
     extra = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     if not on_cpu():
         return extra
     extra["VLLM_CPU_KVCACHE_SPACE"] = str(KV_CACHE_GIB)
-    if openmp().exists():
-        preload = [str(openmp()), *os.environ.get("LD_PRELOAD", "").split(":")]
-        extra["LD_PRELOAD"] = ":".join(dict.fromkeys(name for name in preload if name))
+    extra |= preload()
     # vLLM's own choice leaves a core idle for the API server; measured on two cores, all of them give 1.5x the
     # tokens at 32 streams, 1.9x the prefill and the same single stream (LOG.md, 2026-11-30).
     extra["VLLM_CPU_OMP_THREADS_BIND"] = cores_by_rank(options["tensor_parallel_size"])

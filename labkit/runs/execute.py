@@ -120,8 +120,13 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path)
 
 @contextmanager
 def quiet_environment() -> Iterator[None]:
-    """Environment of the kernels: headless, and no warning of the debugger."""
-    extra = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "LABKIT_HEADLESS": "1"}
+    """Environment of the kernels: headless, no warning of the debugger, and OpenMP as the servers have it.
+
+    With the OpenMP runtime of torch's wheel a head trains more slowly, and many times so beside other programs.
+    """
+    from labkit.engine import launch
+
+    extra = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "LABKIT_HEADLESS": "1"} | launch.preload()
     before = {name: os.environ.get(name) for name in extra}
     os.environ.update(extra)
     try:
