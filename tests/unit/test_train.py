@@ -1,6 +1,7 @@
 """Training on a tiny target: the walk by hand, simulation against a draft run token by token, exact resumption."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,6 +56,14 @@ def make(folder):
 
 def fit(made, out, **more):
     return train.run(SETTINGS, **made, out_dir=out, layers=LAYERS, **more)
+
+
+@pytest.fixture(scope="module")
+def whole(made, tmp_path_factory):
+    """The folder of a training that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    fit(made, folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -138,7 +147,7 @@ def drafted_token_by_token(model, sample, row, k):
 def test_simulation_equals_a_draft_run_token_by_token(made, flags, tmp_path, monkeypatch):
     """In full precision, since bf16 ties fall differently; a head trained a little, so that some are right."""
     monkeypatch.setattr(draft.head, "FLAGS", draft.FLAGS | flags)
-    longer = settings.Eagle3Pipeline(**vars(SETTINGS) | {"epochs": 12})
+    longer = settings.Eagle3Pipeline(**vars(SETTINGS) | {"epochs": 6})
     head = train.run(longer, **made, out_dir=tmp_path, layers=LAYERS)
     model = draft.load(head, made["target"]).eval()
     samples = train.load_samples(made["dataset_dir"], made["hidden_dir"], "held_out")
@@ -156,20 +165,19 @@ def test_simulation_equals_a_draft_run_token_by_token(made, flags, tmp_path, mon
         start += sample.rows
 
 
-def test_it_learns_and_reports(made, tmp_path):
-    head = fit(made, tmp_path)
-    metrics = pd.read_parquet(tmp_path / "metrics.parquet")
+def test_it_learns_and_reports(made, whole):
+    metrics = pd.read_parquet(whole / "metrics.parquet")
     assert list(metrics.step) == list(range(len(metrics)))
     assert metrics.loss.iloc[-3:].mean() < 0.7 * metrics.loss.iloc[:3].mean()
     by_epoch = metrics.dropna(subset="acceptance_length")
     assert list(by_epoch.epoch) == [0, 1, 2]
     assert by_epoch.acceptance_length.between(1, 1 + SETTINGS.ttt_steps).all()
-    assert draft.preflight(head, made["target"]) == []
-    assert not (tmp_path / "checkpoint.safetensors").exists()
+    assert draft.preflight(whole / "head", made["target"]) == []
+    assert not (whole / "checkpoint.safetensors").exists()
 
 
-def test_a_finished_training_is_not_redone_and_other_settings_are(made, tmp_path, monkeypatch):
-    head = fit(made, tmp_path)
+def test_a_finished_training_is_not_redone_and_other_settings_are(made, whole, tmp_path, monkeypatch):
+    head = shutil.copytree(whole, tmp_path, dirs_exist_ok=True) / "head"
     steps = []
     real = loop.step
     monkeypatch.setattr(loop, "step", lambda *a, **k: (steps.append(1), real(*a, **k))[1])
@@ -183,10 +191,17 @@ class Stop(Exception):
     """Stands for whatever ends a process."""
 
 
+def assert_same(whole, cut):
+    """Weights and losses of two trainings are equal to the last bit."""
+    weights, again = (load_file(folder / "head" / "model.safetensors") for folder in (whole, cut))
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    losses = [list(pd.read_parquet(folder / "metrics.parquet").loss) for folder in (whole, cut)]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("after", [1, 4, 7])
-def test_an_interrupted_training_ends_with_the_same_weights(made, tmp_path, monkeypatch, after):
+def test_an_interrupted_training_ends_with_the_same_weights(made, whole, tmp_path, monkeypatch, after):
     monkeypatch.setattr(loop, "CHECKPOINT_EVERY_S", 0.0)
-    whole = load_file(fit(made, tmp_path / "whole") / "model.safetensors")
     seen = []
 
     def stop(_):
@@ -195,19 +210,29 @@ def test_an_interrupted_training_ends_with_the_same_weights(made, tmp_path, monk
             raise Stop
 
     with pytest.raises(Stop):
-        fit(made, tmp_path / "cut", watch=stop)
-    assert checkpoint.peek(tmp_path / "cut" / "checkpoint.safetensors")["step"] == after
-    again = load_file(fit(made, tmp_path / "cut") / "model.safetensors")
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
-    losses = [pd.read_parquet(tmp_path / name / "metrics.parquet").loss for name in ("whole", "cut")]
-    assert list(losses[0]) == list(losses[1])
+        fit(made, tmp_path, watch=stop)
+    assert checkpoint.peek(tmp_path / "checkpoint.safetensors")["step"] == after
+    fit(made, tmp_path)
+    assert_same(whole, tmp_path)
 
 
-def test_a_checkpoint_of_other_settings_or_cut_short_is_not_used(made, tmp_path, monkeypatch):
+def test_a_checkpoint_that_was_cut_short_or_is_of_other_settings_is_not_used(made, whole, tmp_path, monkeypatch):
     path = tmp_path / "checkpoint.safetensors"
     path.write_bytes(b"cut short")
     fit(made, tmp_path)
-    assert checkpoint.peek(tmp_path / "nothing.safetensors") is None
+    assert_same(whole, tmp_path)
+    monkeypatch.setattr(loop, "CHECKPOINT_EVERY_S", 0.0)
+    other = settings.Eagle3Pipeline(**vars(SETTINGS) | {"seed": 6})
+    with pytest.raises(Stop):
+        train.run(other, **made, out_dir=tmp_path, layers=LAYERS, watch=stop_at_once)
+    assert checkpoint.peek(path)["step"] == 1
+    shutil.rmtree(tmp_path / "head")
+    fit(made, tmp_path)
+    assert_same(whole, tmp_path)
+
+
+def stop_at_once(_):
+    raise Stop
 
 
 def test_a_loss_that_is_no_number_stops(made, tmp_path):
@@ -216,7 +241,7 @@ def test_a_loss_that_is_no_number_stops(made, tmp_path):
         train.run(wild, **made, out_dir=tmp_path, layers=LAYERS)
 
 
-def test_kill_9_in_the_middle_goes_on_where_it_was(made, tmp_path):
+def test_kill_9_in_the_middle_goes_on_where_it_was(made, whole, tmp_path):
     source = tmp_path / "made"
     code = textwrap.dedent(
         f"""
@@ -240,13 +265,8 @@ def test_kill_9_in_the_middle_goes_on_where_it_was(made, tmp_path):
     steps = checkpoint.peek(path)["step"]
     assert steps >= 2
     assert not (tmp_path / "head").exists()
-    second = dict(made, dataset_dir=source / "data", hidden_dir=source / "hs")
-    head = fit(second, tmp_path)
-    rest = pd.read_parquet(tmp_path / "metrics.parquet")
-    assert list(rest.step) == list(range(len(rest)))
-    whole = load_file(fit(made, tmp_path / "whole") / "model.safetensors")
-    again = load_file(head / "model.safetensors")
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    fit(made | {"dataset_dir": source / "data", "hidden_dir": source / "hs"}, tmp_path)
+    assert_same(whole, tmp_path)
 
 
 def test_the_schedule_warms_up_and_ends_at_zero():
