@@ -1,0 +1,86 @@
+"""What notebook 04 says of its own steps."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from labkit import pipeline, targets, widgets
+from labkit.settings import Eagle3Pipeline
+
+
+def dataset() -> pd.DataFrame:
+    """Three training answers and one held out, with token ids that can be counted by hand."""
+    rows = [("train", [1, 2, 2], 2), ("train", [1, 3, 3], 2), ("train", [1, 2, 4], 1), ("held_out", [1, 2, 9], 2)]
+    return pd.DataFrame(
+        [
+            {
+                "split": split,
+                "input_ids": ids,
+                "loss_mask": [False] * (3 - answer) + [True] * answer,
+                "seq_len": 3,
+                "answer_tokens": answer,
+            }
+            for split, ids, answer in rows
+        ]
+    )
+
+
+def test_disk_is_four_states_a_token():
+    """SmolLM2: 4 x 576 numbers of 2 bytes and an int64 id for each token."""
+    settings = Eagle3Pipeline(num_prompts=10, held_out=2, max_tokens=100, max_model_len=2048)
+    found = pipeline.estimate(settings, targets.resolve("smollm2"))
+    assert found.disk_bytes == found.tokens * (4 * 576 * 2 + 8)
+    assert found.tokens == 12 * (pipeline.PROMPT_TOKENS + 100)
+
+
+def test_coverage_counts_answer_tokens_only():
+    table = pipeline.coverage(dataset(), targets.resolve("smollm2"), 1024).set_index(["draft_vocab_size", "split"])
+    assert table.loc[(1024, "train"), "coverage"] == 1.0
+    assert table.loc[(49152, "held_out"), "coverage"] == 1.0
+    found = pipeline.counts(dataset(), targets.resolve("smollm2"), "train")
+    assert {int(i): int(found[i]) for i in np.flatnonzero(found)} == {2: 2, 3: 2, 4: 1}
+
+
+def test_special_tokens_can_always_be_drafted():
+    target = targets.resolve("smollm2")
+    mapping = pipeline.vocabulary(Eagle3Pipeline(draft_vocab_size=64), dataset(), target)
+    assert mapping.t2d[target.tokenizer().all_special_ids].all()
+    assert mapping.t2d[[2, 3, 4]].all()
+
+
+def test_problems_stop_the_pipeline_with_the_first_one():
+    pipeline.refuse(pd.DataFrame(columns=["row", "check", "value", "limit", "remedy"]))
+    problem = {"row": 3, "check": "top_1", "value": 0.1, "limit": 0.9, "remedy": "other layers"}
+    with pytest.raises(pipeline.UnusableStates, match="top_1"):
+        pipeline.refuse(pd.DataFrame([problem]))
+
+
+def test_costs_are_tokens_over_seconds():
+    metrics = pd.DataFrame({"tokens": [100, 200], "loss": [2.0, 1.0], "seconds": [1.0, 2.0]})
+    table = pipeline.costs(dataset(), metrics, {"answers": 2.0, "training": 3.0}).set_index("step")
+    assert table.loc["answers", "tokens_per_s"] == 7 / 2.0
+    assert table.loc["training", "tokens_per_s"] == 100.0
+
+
+def test_live_figure_draws_only_where_somebody_watches(monkeypatch):
+    calls = []
+
+    def draw(frame):
+        import matplotlib.pyplot as plt
+
+        calls.append(len(frame))
+        return plt.figure()
+
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    live = widgets.LiveFigure(draw)
+    live(pd.DataFrame({"x": [1]}))
+    assert calls == []
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
+    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
+    monkeypatch.setattr(widgets, "display", lambda figure, display_id: type("H", (), {"update": calls.append})())
+    live(pd.DataFrame())
+    live(pd.DataFrame({"x": [1]}))
+    live(pd.DataFrame({"x": [1, 2]}))
+    assert calls[0] == 1
+    assert calls[1] == 2
+    assert len(calls) == 3
