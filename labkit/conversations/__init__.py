@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.conversations.answers import ServerLost, TooFewAnswers, lost, opened
 from labkit.conversations.dataset import collect, load, token_counts
-from labkit.conversations.prompts import BadPromptFile, TooFewPrompts, prompts, read, split, templated
+from labkit.conversations.sources import BadPromptFile, TooFewPrompts, prompts, read, split, templated
 
 __all__ = [
     "BadPromptFile",

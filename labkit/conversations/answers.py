@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import threading
 import time
@@ -80,7 +81,9 @@ class Store:
                 with self.path.open("ab") as file:
                     file.write(b"\n" + json.dumps(row).encode())  # the newline first: ends a line cut short
             except OSError as error:
-                raise files.disk_full(self.path) from error
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise files.disk_full(self.path) from error
+                raise
 
 
 def ask(client: httpx.Client, url: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,9 @@ def collect(
     """Answer the prompts (`split`'s frame) and write `out_dir`/dataset.parquet; resumes where it was cut off.
 
     Columns: prompt_id category topic split messages prompt text input_ids loss_mask seq_len prompt_tokens
-    answer_tokens finish_reason. `input_ids` are the server's own prompt and answer ids (end token included), cut
-    to `max_length` tokens; `loss_mask` is True on the answer's. Errors: those of `answers.generate`.
+    answer_tokens finish_reason temperature. `input_ids` are the server's own prompt and answer ids (end token
+    included), cut to `max_length` tokens; `loss_mask` is True on the answer's. Errors: those of
+    `answers.generate`.
     """
     answers = generate(
         prompts,
@@ -43,7 +44,7 @@ def collect(
         concurrency=concurrency,
     )
     rows = [
-        {**prompt, **tokenised(answer, max_length)}
+        {**prompt, **tokenised(answer, max_length), "temperature": temperature}
         for prompt, answer in zip(prompts.to_dict("records"), answers, strict=True)
         if answer.get("token_ids")
     ]

@@ -117,6 +117,7 @@ def fetch(
             for future in runs.progress(as_completed(work), "hidden states", total=len(work)):
                 future.result()
         except (httpx.HTTPError, OSError, SafetensorError) as error:
+            files.require_space(out_dir, 0)  # a server that cannot write says so only in its log
             done = sum(states_path(out_dir, row).exists() for row in rows)
             raise conversations.lost(server, error, done, len(rows), out_dir) from error
         finally:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from labkit import conversations
-from labkit.conversations import answers, prompts
+from labkit.conversations import answers, sources
 from labkit.conversations.dataset import tokenised
 
 
@@ -150,7 +150,7 @@ class FakeChat:
 
 def some_prompts(*texts):
     return pd.DataFrame(
-        [prompts.row("c", text, [{"role": "user", "content": text}]) | {"split": "train"} for text in texts]
+        [sources.row("c", text, [{"role": "user", "content": text}]) | {"split": "train"} for text in texts]
     )
 
 

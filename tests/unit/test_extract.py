@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from labkit import conversations, extract, files, targets
 from labkit.conversations import answers
-from labkit.extract import states
+from labkit.extract import checks, states
 
 H, N, VOCAB = 16, 6, 16  # as many dimensions as tokens: any next token can be said exactly
 IDS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [3, 1, 4]]
@@ -199,6 +200,16 @@ def test_verify_names_a_wrong_last_layer(tmp_path, monkeypatch, target, dataset,
     assert set(problems["check"]) == {"agreement"}
     assert problems.attrs["agreement"] < 0.5
     assert "layer ids" in problems.remedy.iloc[0]
+
+
+def test_near_ties_of_a_short_answer_are_no_problem_and_many_misses_are():
+    some = {row: np.ones(40, dtype=bool) for row in range(5)}
+    short, bad = np.ones(8, dtype=bool), np.ones(40, dtype=bool)
+    short[:2] = False  # 75%, two misses
+    bad[:12] = False  # 70%
+    assert checks.too_low(some | {7: short}, 0.9) == {}
+    assert list(checks.too_low(some | {7: short, 8: bad}, 0.9)) == [8]
+    assert list(checks.too_low({7: short, 8: bad}, 0.9)) == [7, 8]
 
 
 def test_verify_applies_the_final_norm(tmp_path, monkeypatch, target, dataset):
