@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup demo test unit lab lint format render bench lock clean
+.PHONY: help setup demo test unit soak lab lint format render lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -32,6 +32,10 @@ test: setup lint  ## unit tests, real engine, notebooks
 
 unit: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit
+
+soak: setup  ## the probe of every seam, and each kill in each place (about half an hour)
+	$(BIN)/labkit doctor --probe
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
 
 lab: setup  ## JupyterLab on loopback
 	$(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir .
