@@ -10,13 +10,16 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from labkit import files, settings
 from labkit.errors import LabError
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
+
+if TYPE_CHECKING:
+    from papermill import PapermillExecutionError
 
 # Stages whose results a stage takes up; what they measured is part of its own inputs.
 UPSTREAM = {"05_evaluation": ("02_ngram_baseline", "04_eagle3_pipeline")}
@@ -111,11 +114,18 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path)
                 coalesce_streams=True,
             )
     except papermill.PapermillExecutionError as error:
-        raise StageFailed(
-            f"{chosen.notebook} stopped in cell {error.exec_count}: {error.ename}: {error.evalue}",
-            f"the partial notebook is {output}, server logs lie beside it; mend the cause and run the same "
-            "command again: finished steps are kept",
-        ) from error
+        raise failure(chosen, output, error) from error
+
+
+def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed:
+    """The error for a failed cell; what the lab's own error in it advised comes first."""
+    what, _, advice = str(error.evalue).partition("\n  what to do: ")
+    kept = f"the partial notebook is {output}, server logs lie beside it"
+    again = "run the same command again: finished steps are kept"
+    return StageFailed(
+        f"{chosen.notebook} stopped in cell {error.exec_count}: {error.ename}: {what}",
+        "; ".join(part for part in (advice.strip(), kept, again) if part),
+    )
 
 
 @contextmanager

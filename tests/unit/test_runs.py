@@ -64,6 +64,7 @@ def test_a_failing_cell_keeps_the_partial_notebook_and_says_what_to_do(lab):
     with pytest.raises(runs.StageFailed, match="the disk is gone") as failure:
         runs.execute("03", {"run_id": "r"})
     partial = nbformat.read(failure.value.remedy.split("notebook is ")[1].split(",")[0], as_version=4)
+    assert failure.value.remedy.startswith("bring it back")
     assert any(output.output_type == "error" for cell in partial.cells for output in cell.get("outputs", []))
     lab('stage.finish({"unique_experts_n4": 3})')
     runs.execute("03", {"run_id": "r"})
