@@ -38,7 +38,7 @@ soak: setup  ## the probe of every seam, and each kill in each place (about half
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
 
 lab: setup  ## JupyterLab on loopback
-	$(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir .
+	LD_PRELOAD=$(CURDIR)/.venv/lib/libiomp5.so $(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir .
 
 lint: setup  ## ruff, and notebooks without outputs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -18,6 +18,9 @@ Parameters = Annotated[
 ]
 
 
+PATHS = ("target", "prompts", "head", "trace_dir")
+
+
 def parse_parameters(pairs: list[str] | None) -> dict[str, str]:
     """name: value, from name=value; raises BadParameter for anything else."""
     given = {}
@@ -25,8 +28,15 @@ def parse_parameters(pairs: list[str] | None) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals or not name:
             raise settings.BadParameter(f"-p {pair!r} is no parameter", "write it as -p name=value")
-        given[name.strip()] = value
+        given[name.strip()] = whole_path(name, value)
     return given
+
+
+def whole_path(name: str, value: str) -> str:
+    """The value of a parameter that may be a path, made absolute where it is one from the folder we are in."""
+    path = Path(value).expanduser()
+    is_path = name.rpartition(".")[2] in PATHS and ("/" in value or "." in value) and path.exists()
+    return str(path.absolute()) if is_path else value
 
 
 @app.command()
@@ -93,7 +103,7 @@ def doctor(
 
     text, well = doctor.report(doctor.examine())
     typer.echo(text)
-    if probe:
+    if probe or layers or head:
         for outcome in doctor.probe(target, layers=layers, head=head):
             typer.echo(str(outcome))
         typer.echo("every seam holds")

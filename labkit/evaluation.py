@@ -108,7 +108,7 @@ def ngram_rows(settings: Evaluation, prompts: pd.DataFrame, also: Sequence[Path]
     names = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
     earlier = [files.read_json(path / "run.json")["settings"] for path in also if (path / "run.json").exists()]
     source = earlier[0] if earlier else vars(NgramBaseline())
-    chosen = settings if not settings.server else dataclasses.replace(settings, variant_server="")
+    chosen = dataclasses.replace(settings, variant_server="")  # that one serves the head
     return bench.measure_variant(chosen, "ngram", prompts, also=also, **{name: source[name] for name in names})
 
 

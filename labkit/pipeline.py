@@ -34,7 +34,12 @@ class Estimate:
 
 
 def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
-    """The most that the settings can ask for: every answer as long as allowed."""
+    """The most that the settings can ask for: every answer as long as allowed.
+
+    Raises BadLayers or BadVocabulary where the settings do not fit the target, before anything is spent.
+    """
+    layers(settings, target)
+    vocab.refuse_impossible(np.ones(target.geometry.vocab_size), settings.draft_vocab_size, [])
     length = min(settings.max_model_len - 1, PROMPT_TOKENS + settings.max_tokens)
     tokens = (settings.num_prompts + settings.held_out) * length
     disk = extract.bytes_needed([tokens], 4, target.geometry.hidden_size)
@@ -178,8 +183,9 @@ def conclusion(dataset: pd.DataFrame, simulated: Acceptance, metrics: pd.DataFra
     """The answer in words, with its limits."""
     best = metrics.acceptance_length.max()
     trained = int(metrics.tokens.sum())
+    answer = "Yes" if simulated.mean_length >= 1.3 else "Not yet"
     return (
-        f"Yes: after {trained:,} tokens of training in {metrics.seconds.max():.0f} s the head's drafts are worth "
+        f"{answer}: after {trained:,} tokens of training in {metrics.seconds.max():.0f} s its drafts are worth "
         f"**{simulated.mean_length:.2f}** tokens a step at k={k} on held-out prompts of the training kind (best "
         f"epoch {best:.2f}). That is simulated; the engine's own figure, and whether it pays, is the question of "
         f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations of a few forms, "

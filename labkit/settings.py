@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, ClassVar, Self
 from labkit.errors import LabError
 
 SCALES = ("smoke", "demo", "full")
+SMALLEST = {"seed": 0, "temperature": 0, "max_model_len": 16}  # wherever a notebook has them
 
 
 class BadParameter(LabError):
@@ -33,12 +35,12 @@ def root() -> Path:
 
 def outputs() -> Path:
     """Where run folders are made: LABKIT_OUTPUTS, else outputs/ in the lab's folder."""
-    return Path(os.environ.get("LABKIT_OUTPUTS", root() / "outputs"))
+    return Path(os.environ.get("LABKIT_OUTPUTS", root() / "outputs")).absolute()
 
 
 def cache() -> Path:
     """Where built targets are kept: LABKIT_CACHE, else .cache/ in the lab's folder."""
-    return Path(os.environ.get("LABKIT_CACHE", root() / ".cache"))
+    return Path(os.environ.get("LABKIT_CACHE", root() / ".cache")).absolute()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,20 @@ class Settings:
         for name, values in self.by_scale.items():
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, values[SCALES.index(self.scale)])
-        for name, smallest in self.at_least.items():
+        for name in self.parameters():
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise BadParameter(f"{name}={value} is no finite number", f"give {name} a number")
+        for name, smallest in (SMALLEST | self.at_least).items():
+            if not hasattr(self, name):
+                continue
             if getattr(self, name) < smallest:
                 raise BadParameter(f"{name}={getattr(self, name)} is below {smallest}", f"raise {name}")
+        if not self.target.strip():
+            raise BadParameter("target is empty", "name a shipped target, a model directory or a hub id")
         if not self.run_id:
             object.__setattr__(self, "run_id", f"{Path(self.target).name}-{self.scale}")
-        if Path(self.run_id).name != self.run_id:
+        if Path(self.run_id).name != self.run_id or not self.run_id.strip() or self.run_id in (".", ".."):
             raise BadParameter(f"run_id={self.run_id!r} is no plain folder name", "leave out slashes")
 
     @property

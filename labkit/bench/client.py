@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from labkit.bench import rows
 from labkit.bench.prompts import Prompt
 from labkit.bench.rows import Row
 from labkit.bench.stream import Stream
+from labkit.engine.urls import headers
 from labkit.errors import LabError
 
 CONNECT_S = 10.0
@@ -227,9 +227,3 @@ async def run_all(
         await asyncio.gather(*(warm(worker) for worker in range(plan.concurrency)))
         session.started = time.perf_counter()
         await asyncio.gather(*(work() for _ in range(plan.concurrency)))
-
-
-def headers() -> dict[str, str]:
-    """The authorisation header, from the environment only; never in a parameter, a row or a log."""
-    key = os.environ.get("LABKIT_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}

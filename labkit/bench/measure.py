@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def measure(
     also those of a MeasurementFailed, are kept as <name>-incomplete.parquet and measured again the next time.
     """
     file = f"{name}-{digest}.parquet"
-    for place in (folder, *also):
+    places = () if os.environ.get("LABKIT_FORCE") else (folder, *also)  # `labkit run --force` measures again
+    for place in places:
         if (place / "measured" / file).exists():
             return files.read_parquet(place / "measured" / file)
     incomplete = folder / "measured" / f"{name}-incomplete.parquet"
@@ -54,7 +56,17 @@ def fingerprint(settings: Settings, variant: str, prompts: pd.DataFrame, **optio
     """A digest of all that a variant's rows depend on: conditions, prompts, options, engine version."""
     conditions = {name: getattr(settings, name) for name in CONDITIONS if hasattr(settings, name)}
     conditions.setdefault("temperature", 0.0)
-    return files.digest([variant, conditions, prompts.to_dict("records"), options, engine_version()])
+    contents = {name: content(value) for name, value in options.items()}
+    return files.digest([variant, conditions, prompts.to_dict("records"), contents, engine_version()])
+
+
+def content(value: Any) -> Any:
+    """What an option's value stands for: of a directory (a head) its files' digests, as a path stays the same."""
+    folder = Path(value) if isinstance(value, str | Path) and str(value) else None
+    if folder is None or not folder.is_dir():
+        return value
+    names = [*folder.glob("*.safetensors"), *folder.glob("config.json")]
+    return {path.name: files.digest_file(path) for path in sorted(names)}
 
 
 def engine_version() -> str:

@@ -17,7 +17,7 @@ from labkit.bench import client, rows
 from labkit.bench.client import Plan
 from labkit.bench.prompts import as_prompts
 from labkit.bench.rows import Row
-from labkit.engine.urls import base_url, root_url
+from labkit.engine.urls import base_url, headers, root_url
 from labkit.errors import LabError
 from labkit.runs.progress import progress
 
@@ -104,7 +104,7 @@ def check(**numbers: int) -> None:
 def served_model(url: str) -> str:
     """The first model that the server lists; raises NoModel with what it answered instead."""
     try:
-        reply = httpx.get(f"{url}/models", timeout=30, headers=client.headers())
+        reply = httpx.get(f"{url}/models", timeout=30, headers=headers())
         return str(reply.json()["data"][0]["id"])
     except httpx.HTTPError as error:
         raise NoModel(f"nothing answers at {url}/models: {error}", "is the server up at that address?") from error

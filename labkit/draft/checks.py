@@ -116,5 +116,10 @@ def expected_shapes(config: dict[str, Any], layer: dict[str, Any]) -> dict[str, 
         "layers.0.self_attn.v_proj.weight": [keys, 2 * hidden],
         "layers.0.self_attn.o_proj.weight": [hidden, queries],
         "layers.0.mlp.down_proj.weight": [hidden, width],
+        "layers.0.mlp.gate_proj.weight": [width, hidden],
+        "layers.0.mlp.up_proj.weight": [width, hidden],
+        "layers.0.hidden_norm.weight": [hidden],
+        "layers.0.input_layernorm.weight": [hidden],
+        "layers.0.post_attention_layernorm.weight": [hidden],
     }
     return shapes if size == full else shapes | {"d2t": [size], "t2d": [full]}

@@ -96,7 +96,7 @@ class Server:
 def models_at(url: str) -> list[str]:
     """The model names that a server lists; empty where nothing answers."""
     try:
-        reply = httpx.get(f"{url}/models", timeout=10)
+        reply = httpx.get(f"{url}/models", timeout=10, headers=urls.headers(), trust_env=False)
         return [entry["id"] for entry in reply.json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return []
@@ -220,7 +220,7 @@ def wait_ready(server: Server, limit_s: float) -> None:
 def healthy(server: Server) -> bool:
     """Whether /health answers 200."""
     try:
-        return httpx.get(f"{server.root_url}/health", timeout=5).status_code == 200
+        return httpx.get(f"{server.root_url}/health", timeout=5, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

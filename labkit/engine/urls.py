@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from urllib.parse import urlsplit, urlunsplit
 
 from labkit.errors import LabError
@@ -17,13 +18,23 @@ def base_url(url: str) -> str:
     A path before `/v1` (a gateway's) is kept. Raises BadUrl for anything that is no http address.
     """
     text = url.strip()
-    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        _ = parts.port
+    except ValueError as error:
+        raise BadUrl(f"{url!r} is no http address ({error})", "give it as http://host:port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadUrl(f"{url!r} is no http address", "give it as http://host:port")
     path = parts.path.rstrip("/")
     while path.endswith("/v1"):
         path = path[: -len("/v1")].rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, f"{path}/v1", "", ""))
+
+
+def headers() -> dict[str, str]:
+    """The key that LABKIT_API_KEY holds, as a request's header; it never gets into results."""
+    key = os.environ.get("LABKIT_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def root_url(url: str) -> str:

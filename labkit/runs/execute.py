@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shlex
 import sys
@@ -75,7 +76,8 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     say(f"{chosen.notebook} -> {chosen.folder}")
     started = time.time()
     with alone(chosen.folder):
-        run_papermill(chosen, parameters, output)
+        outdate(chosen)
+        run_papermill(chosen, parameters, output, force=force)
         record_execution(chosen, parameters, time.time() - started)
     say(f"{chosen.notebook}: done in {time.time() - started:.0f} s")
     return output
@@ -93,18 +95,32 @@ def alone(folder: Path) -> Iterator[None]:
         raise StageBusy(f"another run is writing to {folder}", "wait for it, or give another run_id") from error
 
 
-def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path) -> None:
-    """Execute the notebook with the lab's root as working directory, its text streamed to the terminal."""
+def outdate(chosen: Settings) -> None:
+    """Take the mark of a finished run from run.json: should this run fail, the next one does not skip it."""
+    path = chosen.folder / "run.json"
+    if path.exists():
+        files.write_json(
+            path, {name: value for name, value in files.read_json(path).items() if name != "executed"}
+        )
+
+
+def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path, *, force: bool) -> None:
+    """Execute the notebook with the lab's root as working directory, its text streamed to the terminal.
+
+    It is written as <name>.partial.ipynb, so a run that fails does not replace the notebook of an earlier one.
+    """
     import papermill
+    from nbclient.exceptions import DeadKernelError
 
     source = settings.root() / "notebooks" / f"{chosen.notebook}.ipynb"
     given = {"target": chosen.target, "scale": chosen.scale, "run_id": chosen.run_id}
     given |= {name: getattr(chosen, name) for name in parameters}
+    partial = output.with_suffix(".partial.ipynb")
     try:
-        with quiet_environment():
+        with quiet_environment(force=force):
             papermill.execute_notebook(
                 str(source),
-                str(output),
+                str(partial),
                 given,
                 kernel_name="python3",
                 cwd=str(settings.root()),
@@ -114,7 +130,17 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path)
                 coalesce_streams=True,
             )
     except papermill.PapermillExecutionError as error:
-        raise failure(chosen, output, error) from error
+        raise failure(chosen, partial, error) from error
+    except DeadKernelError as error:
+        raise StageFailed(
+            f"{chosen.notebook}: the notebook's kernel died (killed by somebody, or by the system for its memory)",
+            f"run the same command again: finished steps are kept; the partial notebook is {partial}",
+        ) from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise files.disk_full(partial) from error
+        raise
+    partial.replace(output)
 
 
 def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed:
@@ -129,7 +155,7 @@ def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> S
 
 
 @contextmanager
-def quiet_environment() -> Iterator[None]:
+def quiet_environment(*, force: bool) -> Iterator[None]:
     """Environment of the kernels: headless, no warning of the debugger, and OpenMP as the servers have it.
 
     With the OpenMP runtime of torch's wheel a head trains more slowly, and many times so beside other programs.
@@ -137,6 +163,8 @@ def quiet_environment() -> Iterator[None]:
     from labkit.engine import launch
 
     extra = {"PYDEVD_DISABLE_FILE_VALIDATION": "1", "LABKIT_HEADLESS": "1"} | launch.preload()
+    extra |= {"LABKIT_OUTPUTS": str(settings.outputs()), "LABKIT_CACHE": str(settings.cache())}  # not by folder
+    extra |= {"LABKIT_FORCE": "1"} if force else {}
     before = {name: os.environ.get(name) for name in extra}
     os.environ.update(extra)
     try:

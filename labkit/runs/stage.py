@@ -24,13 +24,12 @@ class Stage:
     """Where a notebook saves what it found: `save` frames, `figure` plots, and at the end `finish`."""
 
     def __init__(self, settings: Settings) -> None:
-        """Make the folder; an earlier run.json in it goes, since its results are being replaced."""
+        """Make the folder; an earlier run.json stays until `finish` replaces it."""
         self.settings = settings
         self.folder: Path = settings.folder
         self.started = time.time()
         self.laps: dict[str, float] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "run.json").unlink(missing_ok=True)
 
     def save(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a tidy frame as <name>.parquet."""
