@@ -18,37 +18,40 @@ RUN = ["--run-id", "ci", "--scale", "smoke"]
 EPOCHS = ["-p", "04.epochs=4"]  # long enough to be killed in the middle
 PIPELINE = "04_eagle3_pipeline"
 SOAK = os.environ.get("LABKIT_SOAK") == "1"
-KILLS = [("labkit", "extraction"), ("kernel", "training")]
+# Who is killed, and in the middle of what; one run is killed at each of its moments in turn.
+KILLS = {"ci": [("labkit", "extraction"), ("kernel", "training")]}
 if SOAK:
-    KILLS = [
-        (victim, moment) for victim in ("labkit", "kernel", "server") for moment in ("extraction", "training")
-    ]
-    KILLS.remove(("server", "training"))  # no server runs while a head is trained
+    KILLS = {
+        f"kill-{victim}-{moment}": [(victim, moment)]
+        for victim in ("labkit", "kernel", "server")
+        for moment in ("extraction", "training")
+        if (victim, moment) != ("server", "training")  # no server runs while a head is trained
+    }
 
 
-@pytest.mark.parametrize(("victim", "moment"), KILLS)
-def test_killed_in_the_middle_and_run_again(lab, victim, moment):
+@pytest.mark.parametrize("run_id", KILLS)
+def test_killed_in_the_middle_and_run_again(lab, run_id):
     """What was finished when it was killed is not made again."""
-    run_id = f"kill-{victim}-{moment}" if SOAK else "ci"
     folder = lab.outputs / run_id / PIPELINE
     command = ["run", "04", "--run-id", run_id, "--scale", "smoke", "-p", "epochs=4"]
     states, checkpoint = folder / "hidden_states", folder / "checkpoint.safetensors"
-
-    def ready() -> bool:
-        return len(list(states.glob("hs_*.safetensors"))) >= 3 if moment == "extraction" else checkpoint.exists()
-
-    lab.kill_when(ready, victim, *command)
-    finished = {path: path.stat().st_mtime_ns for path in states.glob("hs_*.safetensors")}
-    trained = read_position(checkpoint) if moment == "training" else None
+    ready = {"extraction": lambda: len(list(states.glob("hs_*.safetensors"))) >= 3, "training": checkpoint.exists}
+    finished, rows = {}, []
+    for victim, moment in KILLS[run_id]:
+        lab.kill_when(ready[moment], victim, *command)
+        finished |= {
+            path: path.stat().st_mtime_ns for path in states.glob("hs_*.safetensors") if path not in finished
+        }
+        rows = read_position(checkpoint)["rows"] if moment == "training" else rows
     assert finished
     lab.run(*command)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert extract.verify(states).empty
     metrics = pd.read_parquet(folder / "metrics.parquet")
     assert metrics["step"].tolist() == list(range(len(metrics))), "each step once"
-    if trained is not None:
-        kept = metrics.head(len(trained["rows"]))
-        assert kept["loss"].tolist() == [row["loss"] for row in trained["rows"]], "steps before the kill were kept"
+    assert metrics["loss"].head(len(rows)).tolist() == [row["loss"] for row in rows], (
+        "steps before the kill were kept"
+    )
 
 
 def read_position(path) -> dict:
