@@ -73,6 +73,17 @@ def sample_us(run: Call, calls: int, device: torch.device) -> float:
     return slowest.item()
 
 
+def times_us(plan: dict[str, Any], kind: str, size: int, mode: str, device: torch.device) -> list[float]:
+    """The samples of one collective and size, warm-up left out.
+
+    A captured graph ends with this function: NCCL does not let go of a communicator while one is alive, and the
+    process would hang at its end (seen on two H200s with torch 2.11).
+    """
+    run = repeated(make_call(kind, size, device), plan["calls"], device, graph=mode == "graph")
+    times = [sample_us(run, plan["calls"], device) for _ in range(plan["warmup"] + plan["samples"])]
+    return times[plan["warmup"] :]
+
+
 @record  # torchrun then shows the exception, not only the exit code
 def main(plan_path: str) -> None:
     """Run the plan and let rank 0 write what was found."""
@@ -83,15 +94,12 @@ def main(plan_path: str) -> None:
     if on_gpu:
         torch.cuda.set_device(device)
     dist.init_process_group(plan["backend"])
-    rows = []
-    for kind, size in plan["work"]:
-        for mode in plan["modes"]:
-            run = repeated(make_call(kind, size, device), plan["calls"], device, graph=mode == "graph")
-            times = [sample_us(run, plan["calls"], device) for _ in range(plan["warmup"] + plan["samples"])]
-            rows += [
-                {"collective": kind, "bytes": size, "mode": mode, "sample": number, "time_us": value}
-                for number, value in enumerate(times[plan["warmup"] :])
-            ]
+    rows = [
+        {"collective": kind, "bytes": size, "mode": mode, "sample": number, "time_us": value}
+        for kind, size in plan["work"]
+        for mode in plan["modes"]
+        for number, value in enumerate(times_us(plan, kind, size, mode, device))
+    ]
     if rank == 0:
         Path(plan["out"]).write_text(json.dumps(rows))
     dist.barrier()
