@@ -94,10 +94,17 @@ def speedups(rows: pd.DataFrame, variants: Sequence[str], seed: int) -> pd.DataF
 
 def judged(baseline: pd.DataFrame, variant: pd.DataFrame, plain: engine.OnDemand) -> pd.DataFrame:
     """agreement.compare and judge over both variants' rows; an empty frame where the variant was not measured."""
+    columns = {"prompt_id": "string", "category": "string", "identical": "bool", "position": "Int64"}
+    none = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in columns.items()})
+    none = none.assign(gap_nats=pd.Series(dtype="Float64"), near_tie=pd.Series(dtype="boolean"))
     if variant.empty:
-        return pd.DataFrame(columns=["prompt_id", "category", "identical", "position", "gap_nats", "near_tie"])
+        return none
     rows = pd.concat([baseline, variant], ignore_index=True)
-    return agreement.judge(agreement.compare(rows, "baseline", variant["variant"].iloc[0]), plain)
+    try:
+        compared = agreement.compare(rows, "baseline", variant["variant"].iloc[0])
+    except agreement.NoTokenIds:  # other servers than vLLM: the speedup stands, the words cannot be compared
+        return none
+    return agreement.judge(compared, plain)
 
 
 def ngram_rows(settings: Evaluation, prompts: pd.DataFrame, also: Sequence[Path]) -> pd.DataFrame:

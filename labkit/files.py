@@ -50,9 +50,10 @@ def atomic(path: Path) -> Iterator[Path]:
 
     Raises DiskFull where the disk is full. Nothing of a failed write stays.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    scratch = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         inner = scratch / path.name
         yield inner
         if inner.is_dir() and path.is_dir():
@@ -63,7 +64,8 @@ def atomic(path: Path) -> Iterator[Path]:
             raise disk_full(path) from error
         raise
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Integral
@@ -42,12 +43,24 @@ def prompts(source: str | Path = "benchmark", per_category: int | None = None, s
     """
     rows = [row for path in prompt_files(source) for row in read(path)]
     refuse_placeholders(rows, source)
+    refuse_doubled(rows, source)
     chosen = []
     for category in dict.fromkeys(row["category"] for row in rows):
         members = [row for row in rows if row["category"] == category]
         random.Random(f"{seed} {category}").shuffle(members)
         chosen += sorted(members[:per_category], key=lambda row: row["prompt_id"])
     return pd.DataFrame(chosen, columns=COLUMNS)
+
+
+def refuse_doubled(rows: list[dict[str, Any]], source: str | Path) -> None:
+    """Raise BadPrompts for an id that two prompts of a folder's files share: variants are paired by it."""
+    counts = Counter(row["prompt_id"] for row in rows)
+    doubled = [name for name, count in counts.items() if count > 1]
+    if doubled:
+        raise BadPrompts(
+            f"{source}: {len(doubled)} ids belong to more than one prompt, the first is {doubled[0]!r}",
+            "give every prompt of all files an id of its own",
+        )
 
 
 def prompt_files(source: str | Path) -> list[Path]:

@@ -80,11 +80,11 @@ def environment() -> jinja2.Environment:
 def index_page(folder: Path, records: list[dict[str, Any]]) -> str:
     """The run's first page."""
     headlines = {record["notebook"]: record["headline"] for record in records}
-    rows = [vars(row) | {"page": page_of(row.notebook)} for row in headline.rows(headlines)]
+    rows = [vars(row) | {"page": page_of(folder, row.notebook)} for row in headline.rows(headlines)]
     stages = [
         {
             "notebook": record["notebook"],
-            "page": page_of(record["notebook"]),
+            "page": page_of(folder, record["notebook"]),
             "seconds": round(record.get("executed", record).get("wall_seconds", record["seconds"])),
             "command": record.get("executed", {}).get("command", "interactive"),
         }
@@ -106,9 +106,10 @@ def index_page(folder: Path, records: list[dict[str, Any]]) -> str:
     )
 
 
-def page_of(notebook: str) -> str:
-    """A notebook's page as the index links to it."""
-    return f"{notebook}/{notebook}.html"
+def page_of(folder: Path, notebook: str) -> str:
+    """A notebook's page as the index links to it; empty where an interactive run left none."""
+    page = f"{notebook}/{notebook}.html"
+    return page if (folder / page).exists() else ""
 
 
 def machine(hardware: dict[str, Any]) -> str:

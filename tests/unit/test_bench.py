@@ -618,3 +618,39 @@ def test_the_interval_is_of_the_median() -> None:
     # Two of 7: at least 4 of 7 draws with p = 2/7 has probability 0.101, so the upper end is the outlier.
     assert bench.interval(np.array([1.0] * 5 + [100.0] * 2)) == (1.0, 100.0)
     assert all(np.isnan(bench.interval(np.array([1.0]))))
+
+
+def test_a_head_is_told_by_its_content_not_by_its_path(tmp_path) -> None:
+    """A retrained head lies at the same path: its rows must not be those of the old one."""
+    from labkit.bench.measure import content
+
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    before = content(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"new")
+    assert content(str(tmp_path)) != before
+    assert content("text") == "text"
+    assert content(5) == 5
+
+
+def test_forced_measurement_does_not_take_rows_from_disk(tmp_path, monkeypatch) -> None:
+    calls = []
+
+    def once() -> pd.DataFrame:
+        calls.append(1)
+        return pd.DataFrame({"error": [None]})
+
+    for _ in range(2):
+        bench.measure(tmp_path, "baseline", "d", once)
+    assert len(calls) == 1
+    monkeypatch.setenv("LABKIT_FORCE", "1")
+    bench.measure(tmp_path, "baseline", "d", once)
+    assert len(calls) == 2
+
+
+def test_an_id_in_two_files_of_a_folder_is_refused(tmp_path) -> None:
+    row = '{"id": "1", "category": "c", "messages": [{"role": "user", "content": "hello there"}]}'
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(row)
+    with pytest.raises(bench.BadPrompts, match="'1'"):
+        bench.prompts(tmp_path)

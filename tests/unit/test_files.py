@@ -71,3 +71,13 @@ def test_parquet_round_trip(tmp_path):
 def test_digest_changes_with_value_not_with_order():
     assert files.digest({"a": 1, "b": 2}) == files.digest({"b": 2, "a": 1})
     assert files.digest({"a": 1}) != files.digest({"a": 2})
+
+
+@pytest.mark.parametrize("where", ["tempfile.mkdtemp", "pathlib.Path.mkdir"])
+def test_full_disk_is_named_even_before_the_first_byte(tmp_path, monkeypatch, where):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(where, full)
+    with pytest.raises(files.DiskFull):
+        files.write_json(tmp_path / "deep" / "a.json", {})

@@ -229,3 +229,39 @@ def test_figures_that_were_not_measured_are_dashes():
 def test_unknown_run_names_what_there_is(run_folder):
     with pytest.raises(runs.UnknownRun, match="r"):
         runs.render("nothing")
+
+
+def test_a_stage_without_a_page_is_no_broken_link(run_folder):
+    (run_folder / "03_expert_activation/03_expert_activation.ipynb").unlink()
+    text = runs.render("r").read_text()
+    assert "03_expert_activation" in text
+    assert 'href="03_expert_activation' not in text
+
+
+def test_a_failed_run_keeps_the_earlier_results_and_is_not_taken_for_done(lab, tmp_path):
+    path = runs.execute("03", {"run_id": "r"})
+    before = path.read_bytes()
+    lab("1 / 0")
+    with pytest.raises(runs.StageFailed):
+        runs.execute("03", {"run_id": "r"})
+    assert path.read_bytes() == before
+    record = json.loads((path.parent / "run.json").read_text())
+    assert record["headline"] == {"unique_experts_n4": 1.5}
+    assert "executed" not in record
+
+
+def test_a_dead_kernel_is_named(lab):
+    lab("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(runs.StageFailed, match="kernel died"):
+        runs.execute("03", {"run_id": "r"})
+
+
+def test_paths_given_from_another_folder_are_found(tmp_path, monkeypatch):
+    (tmp_path / "mine.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    given = cli.parse_parameters(
+        ["prompts=mine.jsonl", "02.prompts=./mine.jsonl", "target=smollm2", "head=no/such"]
+    )
+    assert given["prompts"] == given["02.prompts"] == str(tmp_path / "mine.jsonl")
+    assert given["target"] == "smollm2"
+    assert given["head"] == "no/such"
