@@ -129,8 +129,7 @@ def refuse(problems: pd.DataFrame) -> None:
 
 def counts(dataset: pd.DataFrame, target: Target, split: str) -> np.ndarray:
     """Answer tokens of one split by id: int64 [target vocabulary]."""
-    chosen = dataset[dataset.split == split].assign(split="train")
-    return conversations.token_counts(chosen, target.geometry.vocab_size)
+    return conversations.token_counts(dataset, target.geometry.vocab_size, split)
 
 
 def vocabulary(settings: Eagle3Pipeline, dataset: pd.DataFrame, target: Target) -> VocabMap:

@@ -75,10 +75,10 @@ def load(dataset_dir: Path) -> pd.DataFrame:
     return files.read_parquet(dataset_dir / FILE)
 
 
-def token_counts(dataset: pd.DataFrame, vocab_size: int) -> np.ndarray:
-    """How often each token id stands in the answers of the training part: int64 [vocab_size]."""
-    train = dataset[dataset.split == "train"]
+def token_counts(dataset: pd.DataFrame, vocab_size: int, split: str = "train") -> np.ndarray:
+    """How often each token id stands in the answers of one split: int64 [vocab_size]."""
+    chosen = dataset[dataset.split == split]
     counts = np.zeros(vocab_size, dtype=np.int64)
-    for ids, mask in zip(train.input_ids, train.loss_mask, strict=True):
+    for ids, mask in zip(chosen.input_ids, chosen.loss_mask, strict=True):
         counts += np.bincount(np.asarray(ids)[np.asarray(mask, dtype=bool)], minlength=vocab_size)
     return counts
