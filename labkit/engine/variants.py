@@ -68,16 +68,21 @@ def extract(options: Options) -> Flags:
     }
 
 
-def tp2_profile(options: Options) -> Flags:
-    """Tensor parallelism under vLLM's torch profiler; traces go to `trace_dir`, one file a rank."""
-    profiler = {
+def profiler(trace_dir: Path | str) -> Flags:
+    """vLLM's torch profiler, to be started by request; traces go to `trace_dir`, one file a rank."""
+    config = {
         "profiler": "torch",
-        "torch_profiler_dir": str(Path(options["trace_dir"]).resolve()),
+        "torch_profiler_dir": str(Path(trace_dir).resolve()),
         "torch_profiler_record_shapes": True,  # the bytes of a collective are in its input shapes
         "ignore_frontend": True,  # the API process's own trace holds no step, and its name the host's
         "torch_profiler_with_stack": False,  # stacks slow the step down and carry file paths
     }
-    return {"profiler-config": profiler}
+    return {"profiler-config": config}
+
+
+def fused_allreduce(options: Options) -> Flags:
+    """AllReduce, residual add and RMSNorm in one kernel (FlashInfer's; Hopper and Blackwell, NVLink)."""
+    return {"compilation-config": {"pass_config": {"fuse_allreduce_rms": True}}}
 
 
 # name: (flags over the base, options with their defaults; ... marks one that has to be given)
@@ -88,10 +93,24 @@ VARIANTS: dict[str, tuple[Callable[[Options], Flags], Options]] = {
     "ngram-seed": (ngram, {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 4}),
     "eagle3": (eagle3, {"head": ..., "num_speculative_tokens": 3}),
     "extract": (extract, {"layers": ..., "storage": ...}),
-    "tp2-profile": (tp2_profile, {"trace_dir": ..., "tensor_parallel_size": 2}),
+    "tp2-profile": (lambda options: {}, {"trace_dir": ..., "tensor_parallel_size": 2}),
+    # Cheaper than speculation: other ways to share the model between ranks (labkit.fixes compares them).
+    "single-rank": (lambda options: {}, {"tensor_parallel_size": 1}),
+    "nccl-allreduce": (lambda options: {"disable-custom-all-reduce": True}, {"tensor_parallel_size": 2}),
+    "fused-allreduce": (fused_allreduce, {"tensor_parallel_size": 2}),
+    "expert-parallel": (lambda options: {"enable-expert-parallel": True}, {"tensor_parallel_size": 2}),
 }
-# What every variant takes besides its own options.
-COMMON: Options = {"max_model_len": 2048, "max_num_seqs": 64, "port": 0, "tensor_parallel_size": 1, "seed": 0}
+# What every variant takes besides its own options. `trace_dir`: run under the profiler, "" without; `flags`: more
+# of vLLM's own options, by name without dashes, over everything else.
+COMMON: Options = {
+    "max_model_len": 2048,
+    "max_num_seqs": 64,
+    "port": 0,
+    "tensor_parallel_size": 1,
+    "seed": 0,
+    "trace_dir": "",
+    "flags": {},
+}
 
 
 def options_of(variant: str, overrides: Options) -> Options:
@@ -125,7 +144,9 @@ def flags_of(variant: str, options: Options, *, on_cpu: bool) -> Flags:
     }
     if on_cpu:
         base |= {"enforce-eager": True, "dtype": "bfloat16"}
-    return base | VARIANTS[variant][0](options | {"on_cpu": on_cpu})
+    if options["trace_dir"]:
+        base |= profiler(options["trace_dir"])
+    return base | VARIANTS[variant][0](options | {"on_cpu": on_cpu}) | options["flags"]
 
 
 def arguments(flags: Flags) -> list[str]:
@@ -142,4 +163,4 @@ def arguments(flags: Flags) -> list[str]:
 
 def storage_of(options: Options) -> list[Path]:
     """The folders that the variant's server writes to and that have to exist."""
-    return [Path(options[name]) for name in ("storage", "trace_dir") if name in options]
+    return [Path(options[name]) for name in ("storage", "trace_dir") if options.get(name)]

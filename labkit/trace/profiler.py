@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.settings import Profiling
 
 PROMPT = "the time of a decode step goes to "  # repeated up to the length that is wanted
+PLAIN_REQUESTS = 3  # the first of a server is often slow, and a median needs some
 STOP_LIMIT_S = 900.0  # writing a trace takes about a third of a second a step and rank on two cores
 
 
@@ -31,19 +32,20 @@ def capture(
     decode_steps: int = 24,
     prompt_tokens: int = 32,
     ranks: int | None = None,
+    plain_requests: int = 1,
     stop_limit_s: float = STOP_LIMIT_S,
 ) -> pd.DataFrame:
     """Profile one greedy streaming request of `decode_steps` decode steps; a row an output token.
 
     The server has to run with vLLM's torch profiler writing to `trace_dir` (variant "tp2-profile"; an attached
-    one with --profiler-config). A request of the same size warms up before the profiler starts. Returns when the
-    files of all ranks (`ranks`, else the server's tensor-parallel size, else as many as come) are whole: profiled
-    token t_s gap_ms, the client's own view of both requests. Raises CaptureFailed.
+    one with --profiler-config). A warm-up and `plain_requests` requests of the same size run before the profiler
+    starts. Returns when the files of all ranks (`ranks`, else the server's tensor-parallel size, else as many as
+    come) are whole: profiled request token t_s gap_ms, the client's own view. Raises CaptureFailed.
     """
     folder = Path(trace_dir)
     expected = ranks or server.options.get("tensor_parallel_size", 0)
     before = {path: path.stat().st_mtime_ns for path in traces_in(folder)}
-    plain = list(tokens(server, decode_steps, prompt_tokens))
+    plain = unprofiled(server, decode_steps, prompt_tokens, plain_requests)
     switch(server, "start_profile", 60)
     try:
         profiled = list(tokens(server, decode_steps, prompt_tokens))
@@ -51,12 +53,21 @@ def capture(
         waiting = Waiting("the engine writes its traces")
         switch(server, "stop_profile", stop_limit_s)
     wait_for_files(server, folder, before, expected, waiting, stop_limit_s)
-    return pd.concat([as_frame(plain, False), as_frame(profiled, True)], ignore_index=True)
+    return pd.concat([plain, as_frame(profiled, True)], ignore_index=True)
 
 
-def as_frame(times: list[float], profiled: bool) -> pd.DataFrame:
+def unprofiled(
+    server: Server, decode_steps: int, prompt_tokens: int, requests: int = PLAIN_REQUESTS
+) -> pd.DataFrame:
+    """The client's view of a few requests one after the other, a warm-up before them left out."""
+    list(tokens(server, 4, prompt_tokens))
+    times = [list(tokens(server, decode_steps, prompt_tokens)) for _ in range(requests)]
+    return pd.concat([as_frame(each, False, i) for i, each in enumerate(times)], ignore_index=True)
+
+
+def as_frame(times: list[float], profiled: bool, request: int = 0) -> pd.DataFrame:
     """Arrival times of one request's tokens as a frame."""
-    frame = pd.DataFrame({"profiled": profiled, "token": range(len(times)), "t_s": times})
+    frame = pd.DataFrame({"profiled": profiled, "request": request, "token": range(len(times)), "t_s": times})
     frame["gap_ms"] = frame["t_s"].diff() * 1e3
     return frame
 
@@ -72,7 +83,11 @@ def obtain(settings: Profiling, folder: Path) -> tuple[Path, pd.DataFrame]:
 
     if settings.trace_dir and not settings.server:
         return Path(settings.trace_dir), as_frame([], False)
-    sizes = {"decode_steps": settings.decode_steps, "prompt_tokens": settings.prompt_tokens}
+    sizes = {
+        "decode_steps": settings.decode_steps,
+        "prompt_tokens": settings.prompt_tokens,
+        "plain_requests": PLAIN_REQUESTS,
+    }
     if settings.server:
         if not settings.trace_dir:
             raise CaptureFailed(

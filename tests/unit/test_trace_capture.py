@@ -16,6 +16,7 @@ import pytest
 
 from labkit import settings, trace
 from labkit.engine import Server
+from labkit.trace.profiler import PLAIN_REQUESTS
 
 
 class Engine(ThreadingHTTPServer):
@@ -85,14 +86,15 @@ def test_capture_asks_in_order_and_waits_for_whole_files(engine: Engine) -> None
     old.write_bytes(gzip.compress(b"{}"))
     client = trace.capture(server_of(engine), engine.folder, decode_steps=5, prompt_tokens=8)
     assert [path for path, _ in engine.asked] == [
+        "/v1/completions",  # a short one to warm up
         "/v1/completions",
         "/start_profile",
         "/v1/completions",
         "/stop_profile",
     ]
-    assert engine.asked[0] == engine.asked[2]
-    assert engine.asked[0][1]["max_tokens"] == 6
-    assert engine.asked[0][1]["temperature"] == 0
+    assert engine.asked[1] == engine.asked[3]
+    assert engine.asked[1][1]["max_tokens"] == 6
+    assert engine.asked[1][1]["temperature"] == 0
     assert client.groupby("profiled").size().tolist() == [6, 6]
     assert client.groupby("profiled")["gap_ms"].count().tolist() == [5, 5]
     old.unlink()
@@ -118,7 +120,7 @@ def test_where_the_traces_come_from(engine: Engine, tmp_path: Path) -> None:
         trace.obtain(settings.Profiling(server=url), tmp_path)
     given = settings.Profiling(server=url, trace_dir=str(engine.folder), decode_steps=4)
     folder, client = trace.obtain(given, tmp_path)
-    assert (folder, len(client)) == (engine.folder, 10)
+    assert (folder, len(client)) == (engine.folder, (PLAIN_REQUESTS + 1) * 5)
     assert len(trace.load(folder).ranks) == 2
     folder, client = trace.obtain(settings.Profiling(trace_dir=str(engine.folder)), tmp_path)
     assert (folder, len(client)) == (engine.folder, 0)

@@ -1,0 +1,103 @@
+"""Which fixes there are, and which of them make sense for a model on a machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from labkit.costmodel import expert_bytes, weights
+from labkit.engine import launch
+from labkit.errors import LabError
+from labkit.runs import provenance
+from labkit.targets import Geometry
+
+FUSING = ("9.0", "10.0")  # compute capabilities for which FlashInfer has fused AllReduce kernels
+ROOM = 0.8  # share of a GPU's memory that weights may take; the rest is cache and activations
+MIB = 1 << 20
+AUTO, NONE = "auto", "none"
+
+
+class UnknownFix(LabError):
+    """A fix was asked for that the lab does not know."""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A serving variant that changes how ranks share the model: what it changes, and what asks for it in vLLM."""
+
+    variant: str
+    what: str
+    flags: str
+
+
+FIXES = {
+    fix.variant: fix
+    for fix in (
+        Fix("single-rank", "the whole model on one rank: no AllReduce", "--tensor-parallel-size 1"),
+        Fix("nccl-allreduce", "NCCL's AllReduce instead of vLLM's own", "--disable-custom-all-reduce"),
+        Fix(
+            "fused-allreduce",
+            "AllReduce, residual and norm in one kernel (FlashInfer)",
+            '--compilation-config \'{"pass_config": {"fuse_allreduce_rms": true}}\'',
+        ),
+        Fix("expert-parallel", "whole experts dealt out to ranks, not slices", "--enable-expert-parallel"),
+    )
+}
+
+
+def applicable(geometry: Geometry, ranks: int) -> list[str]:
+    """The fixes that mean something for a model on `ranks` ranks, wherever it is served."""
+    if ranks < 2:
+        return []
+    return [name for name in FIXES if name != "expert-parallel" or geometry.is_moe]
+
+
+def choose(asked: str, geometry: Geometry, ranks: int) -> dict[str, str]:
+    """The fixes to measure, by name, with the address of a server that already runs one ("" to start it here).
+
+    `asked`: "auto" (those that this machine can serve), "none", or names with commas, each with =URL where a
+    server with that fix runs. Raises UnknownFix.
+    """
+    if asked.strip() in ("", NONE):
+        return {}
+    if asked.strip() == AUTO:
+        return dict.fromkeys(possible_here(geometry, ranks), "")
+    chosen = {}
+    for entry in asked.split(","):
+        name, _, url = (part.strip() for part in entry.partition("="))
+        if name not in FIXES:
+            raise UnknownFix(
+                f"fixes={asked!r}: there is no fix {name!r}", f"use auto, none, or some of {', '.join(FIXES)}"
+            )
+        chosen[name] = url
+    return chosen
+
+
+def possible_here(geometry: Geometry, ranks: int) -> Iterable[str]:
+    """The applicable fixes that this machine can serve."""
+    gpus = provenance.gpus()
+    for name in applicable(geometry, ranks):
+        if name == "single-rank" and (not gpus or fits_one(geometry, gpus[0])):
+            yield name
+        if name == "expert-parallel" or (name == "nccl-allreduce" and gpus):
+            yield name
+        if name == "fused-allreduce" and gpus and fuses():
+            yield name
+
+
+def fits_one(geometry: Geometry, gpu: dict[str, str]) -> bool:
+    """Whether all weights, unread experts and the embedding too, fit one GPU with room for the cache."""
+    unread = geometry.n_routed_experts - geometry.num_experts_per_tok
+    resident_gb = weights(geometry)["gb_per_rank"].sum() + 2 * geometry.hidden_size * geometry.vocab_size / 1e9
+    if geometry.is_moe:
+        resident_gb += unread * geometry.num_moe_layers * expert_bytes(geometry) / 1e9
+    return resident_gb < ROOM * float(gpu["memory.total"].split()[0]) * MIB / 1e9
+
+
+def fuses() -> bool:
+    """Whether FlashInfer and a GPU that it has fused kernels for are here."""
+    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    capable = provenance.command_output(words).splitlines()
+    found = importlib.util.find_spec("flashinfer") is not None
+    return found and not launch.on_cpu() and bool(capable) and capable[0].strip() in FUSING
