@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from labkit.costmodel import expert_bytes, weights
@@ -29,28 +28,40 @@ class Fix:
     variant: str
     what: str
     flags: str
+    gpu_only: bool = False
+    experts_only: bool = False
 
 
 FIXES = {
     fix.variant: fix
     for fix in (
         Fix("single-rank", "the whole model on one rank: no AllReduce", "--tensor-parallel-size 1"),
-        Fix("nccl-allreduce", "NCCL's AllReduce instead of vLLM's own", "--disable-custom-all-reduce"),
+        Fix(
+            "nccl-allreduce",
+            "NCCL's AllReduce instead of vLLM's own",
+            "--disable-custom-all-reduce",
+            gpu_only=True,
+        ),
         Fix(
             "fused-allreduce",
             "AllReduce, residual and norm in one kernel (FlashInfer)",
             '--compilation-config \'{"pass_config": {"fuse_allreduce_rms": true}}\'',
+            gpu_only=True,
         ),
-        Fix("expert-parallel", "whole experts dealt out to ranks, not slices", "--enable-expert-parallel"),
+        Fix(
+            "expert-parallel",
+            "whole experts dealt out to ranks, not slices",
+            "--enable-expert-parallel",
+            experts_only=True,
+        ),
     )
 }
 
 
-def applicable(geometry: Geometry, ranks: int) -> list[str]:
-    """The fixes that mean something for a model on `ranks` ranks, wherever it is served."""
-    if ranks < 2:
-        return []
-    return [name for name in FIXES if name != "expert-parallel" or geometry.is_moe]
+def applicable(geometry: Geometry, ranks: int, *, on_gpu: bool) -> list[str]:
+    """The fixes that mean something for a model on `ranks` ranks of that kind, wherever it is served."""
+    fitting = [f for f in FIXES.values() if (on_gpu or not f.gpu_only) and (geometry.is_moe or not f.experts_only)]
+    return [fix.variant for fix in fitting] if ranks > 1 else []
 
 
 def choose(asked: str, geometry: Geometry, ranks: int) -> dict[str, str]:
@@ -74,16 +85,14 @@ def choose(asked: str, geometry: Geometry, ranks: int) -> dict[str, str]:
     return chosen
 
 
-def possible_here(geometry: Geometry, ranks: int) -> Iterable[str]:
+def possible_here(geometry: Geometry, ranks: int) -> list[str]:
     """The applicable fixes that this machine can serve."""
     gpus = provenance.gpus()
-    for name in applicable(geometry, ranks):
-        if name == "single-rank" and (not gpus or fits_one(geometry, gpus[0])):
-            yield name
-        if name == "expert-parallel" or (name == "nccl-allreduce" and gpus):
-            yield name
-        if name == "fused-allreduce" and gpus and fuses():
-            yield name
+    impossible = {
+        "single-rank": bool(gpus) and not fits_one(geometry, gpus[0]),
+        "fused-allreduce": not fuses(),
+    }
+    return [name for name in applicable(geometry, ranks, on_gpu=bool(gpus)) if not impossible.get(name)]
 
 
 def fits_one(geometry: Geometry, gpu: dict[str, str]) -> bool:

@@ -11,31 +11,29 @@ from labkit.collectives import decode_bytes
 from labkit.fixes.choosing import FIXES, applicable
 from labkit.targets import Geometry
 from labkit.trace import Trace, names
+from labkit.trace.predict import world
 
 SPLIT = (names.GEMM, names.ATTENTION, names.MOE)  # what tensor parallelism deals out to the ranks
 DRAWS = 20_000
 Interval = tuple[float, float]  # ms a token: least, most
 
 
-def predict(
-    trace: Trace, geometry: Geometry, links: pd.DataFrame | None = None, *, shared_cores: bool = False
-) -> pd.DataFrame:
+def predict(trace: Trace, geometry: Geometry, links: pd.DataFrame | None = None) -> pd.DataFrame:
     """A row an applicable fix: fix what predicted_low_ms predicted_high_ms speedup_low speedup_high because.
 
     Milliseconds a token at one stream, period of the decode steps as the trace has it: profiled, all else as it
-    is. `links`: `collectives.summary` of this machine's links, without which NCCL's time is not known (NaN).
-    `shared_cores`: the ranks share one machine's cores (a CPU), so one rank has the cores of all.
+    is. `links`: `collectives.summary` of the machine's links, without which NCCL's time is not known (NaN).
     """
     spent = per_token(trace)
-    tpot, ranks = float(spent.sum()), world(trace)
+    tpot, ranks, on_gpu = float(spent.sum()), world(trace), trace.ranks[0].device == "gpu"
     cases: dict[str, Callable[[], tuple[Interval, str]]] = {
-        "single-rank": lambda: single_rank(spent, ranks, shared_cores),
+        "single-rank": lambda: single_rank(spent, ranks, shared_cores=not on_gpu),
         "nccl-allreduce": lambda: nccl(trace, geometry, tpot, links),
         "fused-allreduce": lambda: fused(trace, tpot),
         "expert-parallel": lambda: expert_parallel(spent, geometry, ranks),
     }
     rows = []
-    for name in applicable(geometry, ranks):
+    for name in applicable(geometry, ranks, on_gpu=on_gpu):
         (low, high), because = cases[name]()
         row = {"fix": name, "what": FIXES[name].what, "predicted_low_ms": low, "predicted_high_ms": high}
         rows.append(row | {"speedup_low": tpot / high, "speedup_high": tpot / low, "because": because})
@@ -51,12 +49,7 @@ def per_token(trace: Trace) -> pd.Series:
     return parts.groupby("category", sort=False)["ms_per_step"].mean()
 
 
-def world(trace: Trace) -> int:
-    """How many ranks share the model."""
-    return max([len(trace.ranks), *(rank.world_size or 0 for rank in trace.ranks)])
-
-
-def single_rank(spent: pd.Series, ranks: int, shared_cores: bool) -> tuple[Interval, str]:
+def single_rank(spent: pd.Series, ranks: int, *, shared_cores: bool) -> tuple[Interval, str]:
     """No communication; the work of all ranks on one, with their cores or on one device in R times the time."""
     communication = float(spent[[*names.ALLREDUCE, names.OTHER_COMM]].sum())
     rest, split = float(spent.sum()) - communication, float(spent[list(SPLIT)].sum())

@@ -13,15 +13,18 @@ def plot_fixes(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Speedup of each fix over the base; `table` is fixes.compared(). Bars predicted, points measured with 95%."""
     ax = ax or plt.subplots(figsize=(8, 0.55 * len(table) + 1.6))[1]
     rows = table.reset_index(drop=True)
-    known = rows.dropna(subset=["speedup_low"])
-    width = (known["speedup_high"] - known["speedup_low"]).clip(lower=0.01)
-    ax.barh(known.index, width, left=known["speedup_low"], height=0.5, color=PREDICTED, label="predicted")
+    known = rows[rows["because"] != ""].dropna(subset=["speedup_low"])  # the base predicts nothing
+    ax.hlines(known.index, known["speedup_low"], known["speedup_high"], color=PREDICTED, linewidth=14)
+    ax.plot(known["speedup_low"], known.index, "|", color=PREDICTED, markersize=14, label="predicted")
     done = rows.dropna(subset=["measured_speedup"])
     middle = done["measured_speedup"]
     apart = [(middle - done["measured_low"]).fillna(0), (done["measured_high"] - middle).fillna(0)]
     ax.errorbar(middle, done.index, xerr=apart, fmt="o", color=MEASURED, capsize=3, label="measured [95%]")
     ax.axvline(1.0, color="#888888", linewidth=1)
     ax.set_yticks(rows.index, rows["fix"])
+    for row in rows.index.difference(done.index):
+        ax.annotate("not measured", (1.0, row), (6, 10), textcoords="offset points", fontsize=8, color="#666666")
+    ax.margins(x=0.1, y=0.2)
     ax.invert_yaxis()
     ax.set(title="Cheaper fixes: tokens a second against the base", xlabel="speedup over the base (×)", ylabel="")
     ax.legend(fontsize=8, loc="best")

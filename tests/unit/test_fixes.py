@@ -18,6 +18,7 @@ from labkit.settings import Profiling
 from labkit.targets.geometry import geometry
 
 DENSE, MOE = geometry("smollm2-tp2"), geometry("mini-kimi")
+REAL = Path(__file__).parents[1] / "data" / "trace_tp2_cpu"
 COUNT = 2 * kineto.LAYERS + 1
 TPOT = 1.1  # ms: the period of kineto.two_ranks
 GEMM, NORM, OTHER_COMM = 0.36, 0.027, 0.015
@@ -50,8 +51,17 @@ def test_one_rank_has_no_communication_and_all_the_work(base: trace.Trace) -> No
     apart = rows(fixes.predict(base, DENSE)).loc["single-rank"]
     assert (apart.predicted_low_ms, apart.predicted_high_ms) == pytest.approx((free, free + GEMM))
     assert (apart.speedup_low, apart.speedup_high) == pytest.approx((TPOT / (free + GEMM), TPOT / free))
-    shared = rows(fixes.predict(base, DENSE, shared_cores=True)).loc["single-rank"]
-    assert (shared.predicted_low_ms, shared.predicted_high_ms) == pytest.approx((free - NORM / 2, free))
+
+
+def test_one_rank_of_a_cpu_has_the_cores_of_all() -> None:
+    traces = trace.load(REAL)
+    parts = traces.parts(window="period").groupby("category")["ms_per_step"].sum() / 2  # two ranks
+    talk = parts[[name for name in parts.index if "AllReduce" in name or name == "other communication"]].sum()
+    repeated = parts[["norm and elementwise", "sampling", "memory copy"]].sum()
+    table = rows(fixes.predict(traces, DENSE))
+    assert table.index.tolist() == ["single-rank"], "NCCL and fused kernels are for GPUs"
+    least, most = table.loc["single-rank", ["predicted_low_ms", "predicted_high_ms"]]
+    assert (least, most) == pytest.approx((parts.sum() - talk - repeated / 2, parts.sum() - talk))
 
 
 def test_nccl_takes_the_place_of_each_transfer(base: trace.Trace) -> None:
