@@ -18,13 +18,18 @@ DRAWS = 20_000
 Interval = tuple[float, float]  # ms a token: least, most
 
 
-def predict(trace: Trace, geometry: Geometry, links: pd.DataFrame | None = None) -> pd.DataFrame:
+def predict(
+    trace: Trace, geometry: Geometry, links: pd.DataFrame | None = None, client: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """A row an applicable fix: fix what predicted_low_ms predicted_high_ms speedup_low speedup_high because.
 
-    Milliseconds a token at one stream, period of the decode steps as the trace has it: profiled, all else as it
-    is. `links`: `collectives.summary` of the machine's links, without which NCCL's time is not known (NaN).
+    Milliseconds a token at one stream, all else as it is: the period of the decode steps, less what the profiler
+    added where `client` (`trace.capture`) saw tokens without it. `links`: `collectives.summary` of the machine's
+    links, without which NCCL's time is not known (NaN).
     """
     spent = per_token(trace)
+    if client is not None and len(client):
+        spent = unprofiled(spent, client.loc[~client["profiled"].astype(bool), "gap_ms"].median())
     tpot, ranks, on_gpu = float(spent.sum()), world(trace), trace.ranks[0].device == "gpu"
     cases: dict[str, Callable[[], tuple[Interval, str]]] = {
         "single-rank": lambda: single_rank(spent, ranks, shared_cores=not on_gpu),
@@ -47,6 +52,19 @@ def per_token(trace: Trace) -> pd.Series:
     if parts.empty or not parts["ms_per_step"].sum():
         parts = trace.parts()
     return parts.groupby("category", sort=False)["ms_per_step"].mean()
+
+
+def unprofiled(spent: pd.Series, tpot_ms: float) -> pd.Series:
+    """The categories as they add up to `tpot_ms`: the profiler slows launches, so gaps, then waiting, shrink.
+
+    Kernels and operators keep their time, so the sum stays above `tpot_ms` where the gaps do not suffice.
+    """
+    spent, added = spent.copy(), max(float(spent.sum()) - tpot_ms, 0.0)
+    for category in (names.IDLE, names.WAIT):
+        less = min(added, float(spent[category]))
+        spent[category] -= less
+        added -= less
+    return spent
 
 
 def single_rank(spent: pd.Series, ranks: int, *, shared_cores: bool) -> tuple[Interval, str]:

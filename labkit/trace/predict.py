@@ -25,18 +25,32 @@ def geometry_of(target: str) -> Geometry:
 
 
 def counts(trace: Trace, geometry: Geometry | None = None) -> pd.DataFrame:
-    """Calls a decode step, a row a rank and collective: rank collective calls_per_step least most steps predicted.
+    """Calls a decode step, a row a rank and collective: calls_per_step least most steps between_steps predicted.
 
-    `calls_per_step` is the median; `predicted` (missing without a geometry) is what tensor parallelism over all
-    ranks asks for: two AllReduces a layer and one for the embedding, and one gather of the logits.
+    `calls_per_step` is the median; `between_steps` are calls outside of all steps, for each decode step (on a GPU
+    the marked step ends before the logits are gathered). `predicted` (missing without a geometry) is what tensor
+    parallelism over all ranks asks for: two AllReduces a layer, one for the embedding, one gather of the logits.
     """
     every = per_step(trace)
     if every.empty:
         return pd.DataFrame(
-            columns=["rank", "collective", "calls_per_step", "least", "most", "steps", "predicted"]
+            columns=[
+                "rank",
+                "collective",
+                "calls_per_step",
+                "least",
+                "most",
+                "steps",
+                "between_steps",
+                "predicted",
+            ]
         )
     found = every.groupby(["rank", "collective"])["calls"].agg(["median", "min", "max", "size"]).reset_index()
     found.columns = ["rank", "collective", "calls_per_step", "least", "most", "steps"]
+    calls = trace.collectives()
+    outside = calls[calls["step"].isna()].groupby(["rank", "collective"]).size()
+    places = pd.MultiIndex.from_frame(found[["rank", "collective"]])
+    found["between_steps"] = (outside.reindex(places, fill_value=0).to_numpy() / found["steps"]).round(2)
     expected = (
         {} if geometry is None else {"AllReduce": geometry.expected_allreduces(world(trace)), "AllGather": 1}
     )

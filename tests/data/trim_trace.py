@@ -15,20 +15,29 @@ from typing import Any
 from labkit.trace.steps import marker
 
 HEADER = ("schemaVersion", "distributedInfo", "vllm_version", "displayTimeUnit", "baseTimeNanoseconds")
-ARGUMENTS = ("External id", "correlation", "Collective name", "Process Group Name", "In msg nelems", "dtype")
-CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset", "user_annotation", "gpu_user_annotation", "cuda_runtime")
+ARGUMENTS = (
+    "External id",
+    "correlation",
+    "Collective name",
+    "Process Group Name",
+    "In msg nelems",
+    "Out msg nelems",
+    "dtype",
+)
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+CATEGORIES = (*ON_DEVICE, "user_annotation", "cuda_runtime")
 HOST_ONLY = ("cpu_op",)
 
 
-def chosen_steps(events: list[dict[str, Any]], first: int, count: int) -> list[tuple[float, float]]:
-    """Spans (µs) of the chosen decode steps, on the device where it has copies of the markers, and on the host."""
-    spans = []
+def chosen_steps(events: list[dict[str, Any]], first: int, count: int) -> dict[bool, tuple[float, float]]:
+    """Spans (µs) of the chosen decode steps on the host (False) and on the device (True), where it has markers."""
+    spans = {}
     for category in ("gpu_user_annotation", "user_annotation"):
         steps = [e for e in events if e.get("cat") == category and is_decode(e["name"])]
         steps = sorted(steps, key=lambda e: float(e["ts"]))[first : first + count]
         if steps:
             last = steps[-1]
-            spans.append((float(steps[0]["ts"]), float(last["ts"]) + float(last["dur"])))
+            spans[category in ON_DEVICE] = (float(steps[0]["ts"]), float(last["ts"]) + float(last["dur"]))
     return spans
 
 
@@ -36,6 +45,11 @@ def is_decode(name: str) -> bool:
     """Whether an annotation marks a decode step."""
     found = marker(name)
     return found is not None and found.phase == "decode"
+
+
+def inside(event: dict[str, Any], span: tuple[float, float]) -> bool:
+    """Whether an event starts in a span."""
+    return span[0] <= float(event["ts"]) < span[1]
 
 
 def reduced(event: dict[str, Any]) -> dict[str, Any]:
@@ -54,11 +68,7 @@ def trim(source: Path, first: int, count: int) -> dict[str, Any]:
     if not any(e["cat"] == "kernel" for e in events):
         categories += HOST_ONLY
     spans = chosen_steps(events, first, count)
-    kept = [
-        reduced(e)
-        for e in events
-        if e["cat"] in categories and any(start <= float(e["ts"]) < end for start, end in spans)
-    ]
+    kept = [reduced(e) for e in events if e["cat"] in categories and inside(e, spans[e["cat"] in ON_DEVICE])]
     return {key: content[key] for key in HEADER if key in content} | {"traceEvents": kept}
 
 

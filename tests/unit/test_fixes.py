@@ -64,6 +64,20 @@ def test_one_rank_of_a_cpu_has_the_cores_of_all() -> None:
     assert (least, most) == pytest.approx((parts.sum() - talk - repeated / 2, parts.sum() - talk))
 
 
+@pytest.mark.parametrize(
+    ("tpot", "idle", "wait"), [(9.0, 4.0, 1.0), (6.0, 1.0, 1.0), (4.5, 0.0, 0.5), (1.0, 0.0, 0.0)]
+)
+def test_the_profiler_s_part_comes_off_gaps_then_waits(tpot: float, idle: float, wait: float) -> None:
+    spent = pd.Series({"GEMM": 3.0, "AllReduce transfer": 1.0, "AllReduce wait": 1.0, "idle": 4.0})
+    found = predicting.unprofiled(spent, tpot)
+    assert found.tolist() == [3.0, 1.0, wait, idle]
+
+
+def test_predictions_start_from_what_the_client_saw(base: trace.Trace) -> None:
+    found = rows(fixes.predict(base, DENSE, client=client_of([1.0, 1.0, 1.0]))).loc["single-rank"]
+    assert found.predicted_low_ms == pytest.approx(1.0 - ALLREDUCE - OTHER_COMM), "0.1 ms came off the idle time"
+
+
 def test_nccl_takes_the_place_of_each_transfer(base: trace.Trace) -> None:
     found = rows(fixes.predict(base, DENSE, links(8.0, 12.0))).loc["nccl-allreduce"]
     slower = [TPOT + COUNT * (us - kineto.TRANSFER) / 1000 for us in (8.0, 12.0)]
