@@ -158,6 +158,14 @@ class Profiling(Settings):
     max_model_len: int = 0
     trace_dir: str = ""
     server: str = ""
+    interconnect: str = ""
+    hardware: str = ""
+    fixes: str = "auto"
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the cache in the middle of the profiled request."""
+        return self.prompt_tokens + self.decode_steps // 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from labkit.costmodel import expert_bytes, weights
 from labkit.engine import launch
 from labkit.errors import LabError
 from labkit.runs import provenance
 from labkit.targets import Geometry
+
+if TYPE_CHECKING:
+    from labkit.settings import Profiling
 
 FUSING = ("9.0", "10.0")  # compute capabilities for which FlashInfer has fused AllReduce kernels
 ROOM = 0.8  # share of a GPU's memory that weights may take; the rest is cache and activations
@@ -64,16 +68,17 @@ def applicable(geometry: Geometry, ranks: int, *, on_gpu: bool) -> list[str]:
     return [fix.variant for fix in fitting] if ranks > 1 else []
 
 
-def choose(asked: str, geometry: Geometry, ranks: int) -> dict[str, str]:
+def choose(settings: Profiling, geometry: Geometry) -> dict[str, str]:
     """The fixes to measure, by name, with the address of a server that already runs one ("" to start it here).
 
-    `asked`: "auto" (those that this machine can serve), "none", or names with commas, each with =URL where a
-    server with that fix runs. Raises UnknownFix.
+    `settings.fixes`: "auto" (those that this machine can serve, where the base is served here), "none", or names
+    with commas, each with =URL where a server with that fix runs. Raises UnknownFix.
     """
-    if asked.strip() in ("", NONE):
+    asked = settings.fixes.strip()
+    if asked in ("", NONE) or (asked == AUTO and (settings.trace_dir or settings.server)):
         return {}
-    if asked.strip() == AUTO:
-        return dict.fromkeys(possible_here(geometry, ranks), "")
+    if asked == AUTO:
+        return dict.fromkeys(possible_here(geometry, settings.tensor_parallel_size), "")
     chosen = {}
     for entry in asked.split(","):
         name, _, url = (part.strip() for part in entry.partition("="))

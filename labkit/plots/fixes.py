@@ -15,7 +15,8 @@ def plot_fixes(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     rows = table.reset_index(drop=True)
     known = rows[rows["because"] != ""].dropna(subset=["speedup_low"])  # the base predicts nothing
     ax.hlines(known.index, known["speedup_low"], known["speedup_high"], color=PREDICTED, linewidth=14)
-    ax.plot(known["speedup_low"], known.index, "|", color=PREDICTED, markersize=14, label="predicted")
+    ax.plot(known["speedup_low"], known.index, "|", color=PREDICTED, markersize=14)
+    ax.plot([], [], color=PREDICTED, linewidth=8, label="predicted")
     done = rows.dropna(subset=["measured_speedup"])
     middle = done["measured_speedup"]
     apart = [(middle - done["measured_low"]).fillna(0), (done["measured_high"] - middle).fillna(0)]

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from labkit.trace.profiler import capture, obtain
     from labkit.trace.reading import conclusion, overhead_sentence, steadiness_sentence, wait_sentence
     from labkit.trace.sidebyside import compare, compare_counts
-    from labkit.trace.whatif import what_if
+    from labkit.trace.whatif import FREE, what_if
 
 __all__ = [
+    "FREE",
     "CaptureFailed",
     "NoKernels",
     "NoSteps",
@@ -41,6 +42,7 @@ __all__ = [
     "what_if",
 ]
 LATER = {
+    "FREE": "whatif",
     "Trace": "model",
     "allreduce_sentence": "predict",
     "capture": "profiler",

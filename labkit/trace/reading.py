@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from labkit.trace.model import Trace
+from labkit.trace.whatif import FLOOR, FREE
 
 
 def overhead_sentence(trace: Trace, client: pd.DataFrame) -> str:
@@ -75,14 +76,15 @@ def conclusion(trace: Trace, cases: pd.DataFrame) -> str:
     """The answer of notebook 01 in a few sentences; `cases` is what_if(trace)."""
     summary = trace.summary()
     names = cases.set_index("case")
-    free, faster = names.iloc[-1], names.loc["AllReduce transfer free"]
+    free, faster = names.loc[FREE], names.loc["AllReduce transfer free"]
     largest = trace.parts().groupby("category")["share"].mean().drop("idle").idxmax()
+    floor = f" (reading alone: {names.loc[FLOOR, 'tpot_ms']:.2f} ms)" if FLOOR in names.index else ""
     share, count = summary["allreduce_share"].mean(), summary["allreduce_per_step"].median()
     return (
         f"A decode step takes {trace.step_ms():.1f} ms; of all that time {share:.1%} is in {count:.0f} AllReduces "
         "a step. With free links a token would take "
         f"{faster.tpot_ms:.2f} instead of {names.tpot_ms.iloc[0]:.2f} ms ({faster.speedup:.2f}×), and with "
         f"AllReduce gone altogether {free.tpot_ms:.2f} ms ({free.speedup:.2f}×): the most that any faster "
-        f"interconnect or better AllReduce can give. The largest kind of work is {largest}; during "
+        f"interconnect or better AllReduce can give{floor}. The largest kind of work is {largest}; during "
         f"{summary['idle_share'].mean():.0%} of the step nothing that is recorded was running."
     )

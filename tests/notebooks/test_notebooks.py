@@ -3,15 +3,17 @@
 The tests build on one another in this order, because a server takes a minute to start on two cores.
 """
 
+import gzip
 import json
 import math
 import os
+import re
 
 import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from labkit import draft, extract, targets
+from labkit import collectives, draft, extract, targets, trace
 from labkit.settings import NOTEBOOKS
 
 RUN = ["--run-id", "ci", "--scale", "smoke"]
@@ -93,6 +95,46 @@ def test_profiling_counts_two_allreduces_a_layer_and_one(run_folder):
     assert found["allreduce_per_step"] == 2 * 30 + 1
     assert 0 < found["allreduce_share"] < 1
     assert found["decode_step_ms"] > 1
+
+
+def test_profiling_adds_up_and_classifies(run_folder):
+    """Of the fresh profile: categories sum to the step within 1%, idle among them; under 2% is unclassified."""
+    folder = run_folder / "01_profiling"
+    traces = trace.load(folder / "traces")
+    steps = traces.steps().set_index(["rank", "step"])["dur_us"]
+    every = traces.breakdown()
+    parts = every.groupby(["rank", "step"])["dur_us"].sum()
+    assert (parts / steps[parts.index]).between(0.99, 1.01).all()
+    unclassified = every[every["category"] == "unclassified"].groupby(["rank", "step"])["dur_us"].sum()
+    assert (unclassified / steps[unclassified.index] < 0.02).all()
+    links = pd.read_parquet(folder / "interconnect.parquet")
+    assert set(links["collective"]) == set(collectives.KINDS)
+    outcome = pd.read_parquet(folder / "fixes.parquet").set_index("fix")
+    assert outcome.loc["single-rank", "measured_speedup"] > 0.3
+    assert outcome["speedup_low"].notna().all()
+
+
+def test_profiling_misses_a_deleted_allreduce(lab, run_folder, tmp_path):
+    """Brought traces, one event cut out of one file: 60 in that step, and the notebook says where."""
+    for path in (run_folder / "01_profiling/traces").glob("*.json.gz"):
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        events = content["traceEvents"]
+        if "rank0" in path.name:
+            step = max((e for e in events if "_generation_1(" in str(e.get("name"))), key=lambda e: float(e["ts"]))
+            inside = [
+                i
+                for i, e in enumerate(events)
+                if e.get("name") == "_C::shm_allreduce" and 0 <= float(e["ts"]) - float(step["ts"]) < step["dur"]
+            ]
+            assert len(inside) == 61
+            del events[inside[20]]
+        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(content).encode()))
+    lab.run("run", "01", "--run-id", "ci-less", "--scale", "smoke", "-p", f"trace_dir={tmp_path}")
+    folder = lab.outputs / "ci-less" / "01_profiling"
+    found = json.loads((folder / "run.json").read_text())["headline"]
+    assert (found["allreduce_per_step"], found["allreduce_per_step_min"]) == (61, 60)
+    notebook = (folder / "01_profiling.ipynb").read_text()
+    assert re.search(r"\(60 in step \d+ of rank 0", notebook)
 
 
 def test_benchmark_rows_are_whole(run_folder):

@@ -10,10 +10,11 @@ import pytest
 import torch
 import transformers
 
-from labkit import costmodel, files, settings
+from labkit import costmodel, files, settings, targets
 from labkit.costmodel import BadEstimate, Range, StepModel, UnknownHardware, UnknownQuantization
 from labkit.costmodel.ranges import BadRange
 from labkit.experts import expected_unique
+from labkit.settings import Profiling
 from labkit.targets import geometry
 from labkit.targets.geometry import ImpossibleParallelism
 
@@ -305,3 +306,36 @@ def test_ranges():
     assert Range.of(np.float64(1.5)).exact
     with pytest.raises(BadRange):
         Range(2, 1, 3)
+
+
+def test_floor_by_hand():
+    """SmolLM2, padded: every weight but the embedding's copy and the norms, in bf16, and keys and values."""
+    geometry = targets.geometry("smollm2-tp2")
+    g, layers = geometry, geometry.num_hidden_layers
+    query, kv = g.num_attention_heads * g.head_dim, g.num_key_value_heads * g.head_dim
+    weights = layers * (
+        2 * g.hidden_size * query + 2 * g.hidden_size * kv + 3 * g.hidden_size * g.intermediate_size
+    )
+    weights += g.hidden_size * g.vocab_size
+    cache = 40 * layers * 2 * kv
+    both = (weights + cache) * 2
+    shared = costmodel.Bandwidth(50.0, 49.0, 51.0, True, "made up")
+    apart = costmodel.Bandwidth(50.0, 49.0, 51.0, False, "made up")
+    assert costmodel.floor_ms(geometry, 2, 40, shared) == pytest.approx(both / 50e9 * 1e3, rel=1e-6)
+    assert costmodel.floor_ms(geometry, 2, 40, apart) == pytest.approx(both / 2 / 50e9 * 1e3, rel=1e-6)
+
+
+def test_bandwidth_of_this_machine_is_of_a_sensible_size():
+    found = costmodel.measure_bandwidth("cpu", repeats=3)
+    assert 1 < found.gb_s < 2000
+    assert found.low_gb_s <= found.gb_s <= found.high_gb_s
+    assert found.shared
+
+
+def test_where_the_bandwidth_comes_from():
+    named = costmodel.bandwidth_for(Profiling(hardware="rtx-pro-6000-pcie-x8"))
+    assert (named.gb_s, named.shared) == (1792, False)
+    assert costmodel.bandwidth_for(Profiling(trace_dir="x")) is None
+    assert "hardware" in costmodel.floor_sentence(Profiling(trace_dir="x"), targets.geometry("smollm2"), None)
+    with pytest.raises(costmodel.UnknownHardware):
+        costmodel.bandwidth_for(Profiling(hardware="abacus"))

@@ -126,12 +126,17 @@ def test_expert_parallel_only_for_experts(base: trace.Trace) -> None:
     ],
 )
 def test_what_is_asked_for(asked: str, chosen: dict[str, str]) -> None:
-    assert fixes.choose(asked, DENSE, 2) == chosen
+    assert fixes.choose(Profiling(fixes=asked), DENSE) == chosen
+
+
+def test_a_base_that_is_not_served_here_is_compared_only_when_asked() -> None:
+    assert not fixes.choose(Profiling(trace_dir="traces"), DENSE)
+    assert fixes.choose(Profiling(trace_dir="traces", fixes="single-rank=http://h"), DENSE)
 
 
 def test_what_does_not_exist_is_refused() -> None:
     with pytest.raises(fixes.UnknownFix, match="turbo"):
-        fixes.choose("single-rank,turbo", DENSE, 2)
+        fixes.choose(Profiling(fixes="single-rank,turbo"), DENSE)
 
 
 def test_a_machine_offers_what_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,13 +145,13 @@ def test_a_machine_offers_what_it_can_serve(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(choosing.provenance, "gpus", lambda: cards)
 
     gpus("")
-    assert list(fixes.choose("auto", DENSE, 2)) == ["single-rank"]
-    assert list(fixes.choose("auto", MOE, 2)) == ["single-rank", "expert-parallel"]
-    assert not fixes.choose("auto", MOE, 1)
+    assert list(fixes.choose(Profiling(), DENSE)) == ["single-rank"]
+    assert list(fixes.choose(Profiling(), MOE)) == ["single-rank", "expert-parallel"]
+    assert not fixes.choose(Profiling(tensor_parallel_size=1), MOE)
     gpus("143771 MiB")
-    assert list(fixes.choose("auto", DENSE, 2)) == ["single-rank", "nccl-allreduce"]
+    assert list(fixes.choose(Profiling(), DENSE)) == ["single-rank", "nccl-allreduce"]
     kimi = geometry("kimi-k2.5")  # some 600 GB
-    assert list(fixes.choose("auto", kimi, 2)) == ["nccl-allreduce", "expert-parallel"]
+    assert list(fixes.choose(Profiling(), kimi)) == ["nccl-allreduce", "expert-parallel"]
 
 
 def test_flags_shown_are_flags_given() -> None:

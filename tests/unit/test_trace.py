@@ -85,6 +85,12 @@ def test_what_if_by_hand(two: trace.Trace) -> None:
     assert cases["AllReduce transfer free"] == pytest.approx(1.1 - transfer)
     assert cases["no wait: ranks balanced"] == pytest.approx(1.1 - (wait[0] + wait[1]) / 2)
     assert cases["AllReduce free, ranks as they are"] == pytest.approx(1.1 - transfer - min(wait.values()))
+    floored = trace.what_if(two, 0.25).set_index("case")
+    assert floored.iloc[-1].to_dict() == pytest.approx({"tpot_ms": 0.25, "saved_ms": 0.85, "speedup": 4.4})
+    assert "(reading alone: 0.25 ms)" in trace.conclusion(two, floored.reset_index())
+    assert trace.conclusion(two, trace.what_if(two)).replace(" (reading alone: 0.25 ms)", "") == trace.conclusion(
+        two, floored.reset_index()
+    ).replace(" (reading alone: 0.25 ms)", "")
 
 
 @pytest.mark.parametrize("clock", [0.0, 2.5e6, -3.7e5])
