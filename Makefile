@@ -7,7 +7,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup demo test unit soak lab lint format render lock clean
+.PHONY: help setup demo test unit soak bench lab lint format render lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -37,6 +37,15 @@ soak: setup  ## the probe of every seam, and each kill in each place (about half
 	$(BIN)/labkit doctor --probe
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
 
+PEERS := .venv/peers
+$(PEERS)/.ready: requirements/bench.txt $(BIN)/.ready
+	$(PYTHON) -m venv $(PEERS)
+	$(BIN)/uv pip install --quiet --python $(PEERS)/bin/python --no-deps -r requirements/bench.txt
+	touch $@
+
+bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet machine (about 8 minutes)
+	$(BIN)/python -m benchmarks.trace_vs_hta $(PEERS)/bin/python
+
 lab: setup  ## JupyterLab on loopback
 	LD_PRELOAD=$(CURDIR)/.venv/lib/libiomp5.so $(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir .
 
@@ -56,6 +65,8 @@ lock: setup  ## pin the requirements anew
 	  --no-header --no-emit-index-url --no-emit-find-links $${FIND_LINKS:+--find-links $$FIND_LINKS} cpu.in -o cpu.txt
 	cd requirements && ../$(BIN)/uv pip compile -q --python-version 3.11 --no-annotate --no-header \
 	  --no-emit-index-url --no-emit-find-links gpu.in -o gpu.txt
+	cd requirements && ../$(BIN)/uv pip compile -q --python-version 3.11 --no-annotate --no-header \
+	  --no-emit-index-url --no-emit-find-links bench.in -o bench.txt
 
 clean:  ## remove what can be made again (not outputs/)
 	rm -rf .venv .cache .pytest_cache .ruff_cache
