@@ -25,8 +25,8 @@ def plot_fixes(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(rows.index, rows["fix"])
     for row in rows.index.difference(done.index):
         ax.annotate("not measured", (1.0, row), (6, 10), textcoords="offset points", fontsize=8, color="#666666")
-    ax.margins(x=0.1, y=0.2)
-    ax.invert_yaxis()
+    ax.margins(x=0.1)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set(title="Cheaper fixes: tokens a second against the base", xlabel="speedup over the base (×)", ylabel="")
-    ax.legend(fontsize=8, loc="best")
+    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
     return ax
