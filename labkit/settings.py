@@ -162,6 +162,15 @@ class Profiling(Settings):
     hardware: str = ""
     fixes: str = "auto"
 
+    def __post_init__(self) -> None:
+        """Refuse a table that is not there now, not after the profile."""
+        super().__post_init__()
+        if self.interconnect and not Path(self.interconnect).is_file():
+            raise BadParameter(
+                f"interconnect={self.interconnect!r} is no file",
+                "name an interconnect.parquet that notebook 01 saved, or leave it empty to measure the links here",
+            )
+
     @property
     def context_tokens(self) -> int:
         """Tokens in the cache in the middle of the profiled request."""

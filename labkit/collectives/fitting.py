@@ -32,9 +32,9 @@ def bus_factor(collective: str, ranks: int) -> float:
 
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
-    """A row a collective, mode and size: median, quartiles, 99th percentile, bus bandwidth."""
+    """A row a collective, mode and size: median, quartiles, 99th percentile, bus bandwidth; none for no rows."""
     keys = ["backend", "ranks", "collective", "mode", "bytes"]
-    times = rows.groupby(keys)["time_us"]
+    times = rows.astype({"time_us": float}).groupby(keys)["time_us"]
     quantiles = {"q25_us": 0.25, "median_us": 0.5, "q75_us": 0.75, "p99_us": 0.99}
     table = pd.DataFrame({name: times.quantile(q) for name, q in quantiles.items()}).reset_index()
     factors = [bus_factor(kind, ranks) for kind, ranks in zip(table["collective"], table["ranks"], strict=True)]

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import collectives, targets, trace
 from labkit.plots.interconnect import plot_links
-from labkit.settings import Profiling
+from labkit.settings import BadParameter, Profiling
 
 
 @pytest.mark.parametrize(("latency", "bandwidth"), [(24.0, 50.0), (4.0, 400.0), (200.0, 2.0)])
@@ -119,7 +119,10 @@ def test_all_to_all_is_told_by_tokens():
 
 def test_links_of_another_machine_are_not_made_up(tmp_path):
     rows, why = collectives.obtain(Profiling(trace_dir="somewhere"), DENSE)
+    table = collectives.summary(rows)
     assert rows.empty
+    assert table.empty
+    assert collectives.fits(table).empty
     assert "interconnect" in why
     saved = pd.DataFrame({"collective": ["AllReduce"], "bytes": [8], "mode": ["graph"], "time_us": [5.0]})
     saved.to_parquet(tmp_path / "links.parquet")
@@ -127,9 +130,10 @@ def test_links_of_another_machine_are_not_made_up(tmp_path):
     assert rows["time_us"].tolist() == [5.0]
     assert "links.parquet" in where
     pd.DataFrame({"bytes": [1]}).to_parquet(tmp_path / "other.parquet")
-    for name, says in (("none.parquet", "does not exist"), ("other.parquet", "lacks collective")):
-        with pytest.raises(collectives.NoLinks, match=says):
-            collectives.obtain(Profiling(interconnect=str(tmp_path / name)), DENSE)
+    with pytest.raises(collectives.NoLinks, match="lacks collective"):
+        collectives.obtain(Profiling(interconnect=str(tmp_path / "other.parquet")), DENSE)
+    with pytest.raises(BadParameter, match="is no file"):
+        Profiling(interconnect=str(tmp_path / "none.parquet"))
 
 
 def test_links_that_cannot_be_measured_cost_a_sentence_not_the_notebook(monkeypatch):
