@@ -15,7 +15,7 @@ from labkit.engine.server import (
     serve,
 )
 from labkit.engine.urls import base_url
-from labkit.engine.variants import VARIANTS, UnknownVariant
+from labkit.engine.variants import VARIANTS, UnknownVariant, Variant, diff
 
 __all__ = [
     "VARIANTS",
@@ -27,8 +27,10 @@ __all__ = [
     "Server",
     "ServerUnreachable",
     "UnknownVariant",
+    "Variant",
     "attach",
     "base_url",
+    "diff",
     "on_demand",
     "serve",
 ]

@@ -196,7 +196,8 @@ def launch_server(target: targets.Target, variant: str, options: dict[str, Any],
         folder.mkdir(parents=True, exist_ok=True)
     words = launch.command(target.path, target.name, variant, port, options)
     log_path = log_dir / f"server-{variant}.log"
-    process = launch.start(words, launch.environment(options), log_path)
+    extra = launch.environment(options) | variants.environment_of(variant, options)
+    process = launch.start(words, extra, log_path)
     return Server(f"http://127.0.0.1:{port}/v1", target.name, variant, options, log_path, process)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from labkit.errors import LabError
 
@@ -27,6 +30,11 @@ def ngram(options: Options) -> Flags:
             "prompt_lookup_min": options["prompt_lookup_min"],
         }
     }
+
+
+def ngram_gpu(options: Options) -> Flags:
+    """The same lookup in vLLM's GPU proposer, which keeps asynchronous scheduling (GPUs only)."""
+    return {"speculative-config": {"method": "ngram_gpu"}}
 
 
 def eagle3(options: Options) -> Flags:
@@ -85,23 +93,49 @@ def fused_allreduce(options: Options) -> Flags:
     return {"compilation-config": {"pass_config": {"fuse_allreduce_rms": True}}}
 
 
-# name: (flags over the base, options with their defaults; ... marks one that has to be given)
-VARIANTS: dict[str, tuple[Callable[[Options], Flags], Options]] = {
-    "baseline": (lambda options: {}, {}),
-    "ngram": (ngram, {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}),
+def nothing(options: Options) -> Flags:
+    """No flags of its own."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to serve a model, as data: what it changes over its parent, which is the base where none is named.
+
+    `options` are what a caller may set, with defaults (... has to be given); `flags` turns them into vLLM's
+    options; `environment` goes to the server's process.
+    """
+
+    what: str
+    flags: Callable[[Options], Flags] = nothing
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parent: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+TWO_RANKS = {"tensor_parallel_size": 2}
+LOOKUP = {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 1}
+VARIANTS: dict[str, Variant] = {
+    "baseline": Variant("the model as it is"),
+    # vLLM turns asynchronous scheduling off for the n-gram proposer on the CPU: the baseline under the same rule.
+    "baseline-sync": Variant("asynchronous scheduling off", lambda options: {"no-async-scheduling": True}),
+    "ngram": Variant("speculation by prompt lookup", ngram, LOOKUP),
     # BACKGROUND.md's own configuration: with only the maximum given, vLLM takes it as the minimum too.
-    "ngram-seed": (ngram, {"num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 4}),
-    "eagle3": (eagle3, {"head": ..., "num_speculative_tokens": 3}),
-    "extract": (extract, {"layers": ..., "storage": ...}),
-    "tp2-profile": (lambda options: {}, {"trace_dir": ..., "tensor_parallel_size": 2}),
+    "ngram-seed": Variant("prompt lookup of 4-grams only", options={"prompt_lookup_min": 4}, parent="ngram"),
+    "ngram-gpu": Variant("prompt lookup on the GPU, asynchronous scheduling kept", ngram_gpu, parent="ngram"),
+    "eagle3": Variant("speculation by a trained head", eagle3, {"head": ..., "num_speculative_tokens": 3}),
+    "extract": Variant("hidden states to disk", extract, {"layers": ..., "storage": ...}),
+    "tp2-profile": Variant("two ranks under the profiler", options={"trace_dir": ..., **TWO_RANKS}),
     # Cheaper than speculation: other ways to share the model between ranks (labkit.fixes compares them).
-    "single-rank": (lambda options: {}, {"tensor_parallel_size": 1}),
-    "nccl-allreduce": (lambda options: {"disable-custom-all-reduce": True}, {"tensor_parallel_size": 2}),
-    "fused-allreduce": (fused_allreduce, {"tensor_parallel_size": 2}),
-    "expert-parallel": (lambda options: {"enable-expert-parallel": True}, {"tensor_parallel_size": 2}),
+    "single-rank": Variant("the whole model on one rank", options={"tensor_parallel_size": 1}),
+    "nccl-allreduce": Variant("NCCL's AllReduce", lambda options: {"disable-custom-all-reduce": True}, TWO_RANKS),
+    "fused-allreduce": Variant("AllReduce fused with the norm", fused_allreduce, TWO_RANKS),
+    "expert-parallel": Variant(
+        "experts dealt out to ranks", lambda options: {"enable-expert-parallel": True}, TWO_RANKS
+    ),
 }
 # What every variant takes besides its own options. `trace_dir`: run under the profiler, "" without; `flags`: more
-# of vLLM's own options, by name without dashes, over everything else.
+# of vLLM's own options, by name without dashes, over everything else; `environment`: more variables of the process.
 COMMON: Options = {
     "max_model_len": 2048,
     "max_num_seqs": 64,
@@ -110,14 +144,23 @@ COMMON: Options = {
     "seed": 0,
     "trace_dir": "",
     "flags": {},
+    "environment": {},
 }
+
+
+def lineage(variant: str) -> list[Variant]:
+    """A variant and what it inherits from, the oldest first; raises UnknownVariant."""
+    if variant not in VARIANTS:
+        raise UnknownVariant(f"there is no variant {variant!r}", f"use one of {', '.join(VARIANTS)}")
+    found = VARIANTS[variant]
+    return [*(lineage(found.parent) if found.parent else []), found]
 
 
 def options_of(variant: str, overrides: Options) -> Options:
     """All options of a variant with the overrides applied; raises UnknownVariant for a wrong name."""
-    if variant not in VARIANTS:
-        raise UnknownVariant(f"there is no variant {variant!r}", f"use one of {', '.join(VARIANTS)}")
-    options = COMMON | VARIANTS[variant][1]
+    options = dict(COMMON)
+    for each in lineage(variant):
+        options |= each.options
     unknown = [name for name in overrides if name not in options]
     if unknown:
         raise UnknownVariant(
@@ -146,7 +189,50 @@ def flags_of(variant: str, options: Options, *, on_cpu: bool) -> Flags:
         base |= {"enforce-eager": True, "dtype": "bfloat16"}
     if options["trace_dir"]:
         base |= profiler(options["trace_dir"])
-    return base | VARIANTS[variant][0](options | {"on_cpu": on_cpu}) | options["flags"]
+    for each in lineage(variant):
+        own = each.flags(options | {"on_cpu": on_cpu})
+        base |= {
+            name: base[name] | value if merges(base.get(name), value) else value for name, value in own.items()
+        }
+    return base | options["flags"]
+
+
+def merges(before: Any, after: Any) -> bool:
+    """Whether a child's value adds to its parent's: both are objects of settings."""
+    return isinstance(before, dict) and isinstance(after, dict)
+
+
+def environment_of(variant: str, options: Options) -> dict[str, str]:
+    """Environment variables that the variant and its options ask for."""
+    found: dict[str, str] = {}
+    for each in lineage(variant):
+        found |= each.environment
+    return found | {name: str(value) for name, value in options["environment"].items()}
+
+
+def diff(variant: str, against: str = "baseline", *, on_cpu: bool = False, **overrides: Any) -> pd.DataFrame:
+    """What serving a variant changes, before anything runs: a row a flag or variable that differs.
+
+    Columns setting before after; "" where a side does not have it. `overrides` are options of the variant; those
+    that the other one has as well apply to it too. Raises UnknownVariant.
+    """
+    sides = []
+    for name in (against, variant):
+        known = set(COMMON).union(*(each.options for each in lineage(name)))
+        options = options_of(name, {o: v for o, v in overrides.items() if o in known or name == variant})
+        words = {f"--{flag}": shown(value) for flag, value in flags_of(name, options, on_cpu=on_cpu).items()}
+        sides.append(words | environment_of(name, options))
+    before, after = ({name: text for name, text in side.items() if text} for side in sides)
+    changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    rows = [{"setting": name, "before": before.get(name, ""), "after": after.get(name, "")} for name in changed]
+    return pd.DataFrame(rows, columns=["setting", "before", "after"])
+
+
+def shown(value: Any) -> str:
+    """A flag's value as the command line has it; a bare flag says so."""
+    if value is None:
+        return ""
+    return "on" if value is True else json.dumps(value) if isinstance(value, dict) else str(value)
 
 
 def arguments(flags: Flags) -> list[str]:

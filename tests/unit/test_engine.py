@@ -11,8 +11,9 @@ import time
 import psutil
 import pytest
 
-from labkit import engine
+from labkit import engine, targets
 from labkit.engine import diagnosis, launch, urls, variants
+from labkit.engine import server as server_module
 from labkit.engine import supervisor as supervisor_module
 
 
@@ -76,6 +77,63 @@ def test_variants_and_options_are_checked():
         variants.options_of("ngram", {"kk": 3})
     with pytest.raises(engine.UnknownVariant, match="head"):
         variants.options_of("eagle3", {})
+
+
+def rows_of(table) -> dict[str, tuple[str, str]]:
+    return {row.setting: (row.before, row.after) for row in table.itertuples()}
+
+
+def test_a_child_inherits_and_overrides():
+    """ngram-seed is ngram with another minimum; ngram-gpu keeps its lookup and changes the method alone."""
+    config = {
+        name: json.loads(flag(words_of(name), "speculative-config"))
+        for name in ("ngram", "ngram-seed", "ngram-gpu")
+    }
+    assert config["ngram-seed"] == config["ngram"] | {"prompt_lookup_min": 4}
+    assert config["ngram-gpu"] == config["ngram"] | {"method": "ngram_gpu"}
+
+
+def words_of(variant: str, **options) -> list[str]:
+    return variants.arguments(variants.flags_of(variant, variants.options_of(variant, options), on_cpu=True))
+
+
+def test_what_a_variant_changes_is_shown_before_it_runs(tmp_path):
+    assert rows_of(variants.diff("baseline")) == {}
+    assert rows_of(variants.diff("baseline-sync")) == {"--no-async-scheduling": ("", "on")}
+    (name, (before, after)) = rows_of(variants.diff("ngram")).popitem()
+    assert (name, before) == ("--speculative-config", "")
+    assert json.loads(after)["prompt_lookup_max"] == 4
+    changed = rows_of(
+        variants.diff("eagle3", head=tmp_path, max_model_len=99, environment={"A": 1}, flags={"seed": 7})
+    )
+    assert set(changed) == {"--speculative-config"}, "what both sides are given is no difference"
+    assert rows_of(variants.diff("nccl-allreduce"))["--tensor-parallel-size"] == ("1", "2")
+    with pytest.raises(variants.UnknownVariant):
+        variants.diff("turbo")
+    with pytest.raises(variants.UnknownVariant):
+        variants.diff("baseline", against="turbo")
+
+
+def test_environment_and_flags_reach_the_process(tmp_path, monkeypatch):
+    """The command line and variables that a server would be started with, any vLLM flag among them."""
+    started = {}
+    monkeypatch.setattr(launch, "start", lambda words, extra, log_path: started.update(words=words, extra=extra))
+    target = targets.Target("t", tmp_path, "made up")
+    options = variants.options_of(
+        "ngram", {"environment": {"NCCL_PROTO": "LL"}, "flags": {"reasoning-parser": "x"}}
+    )
+    server_module.launch_server(target, "ngram", options, tmp_path)
+    assert started["extra"]["NCCL_PROTO"] == "LL"
+    assert flag(started["words"], "reasoning-parser") == "x"
+
+
+def test_every_variant_can_be_given():
+    required = {"head": "h", "layers": [1], "storage": "s", "trace_dir": "t"}
+    for name in variants.VARIANTS:
+        needed = {
+            option for each in variants.lineage(name) for option, value in each.options.items() if value is ...
+        }
+        assert words_of(name, **{option: required[option] for option in needed})
 
 
 def test_cores_are_dealt_out_to_ranks(monkeypatch):
