@@ -33,8 +33,9 @@ test: setup lint  ## unit tests, real engine, notebooks
 unit: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit
 
-soak: setup  ## the probe of every seam, and each kill in each place (about half an hour)
+soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
 	$(BIN)/labkit doctor --probe
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
 
 PEERS := .venv/peers

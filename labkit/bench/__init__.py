@@ -6,6 +6,7 @@ from labkit.bench.measure import fingerprint, measure, measure_variant
 from labkit.bench.prompts import BadPrompts, Prompt, prompts
 from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
 from labkit.bench.statistics import MixedCounts, interval, paired, speedup, succeeded, summary
+from labkit.bench.steptimes import measure_baseline, step_times
 
 __all__ = [
     "BadPrompts",
@@ -19,11 +20,13 @@ __all__ = [
     "fingerprint",
     "interval",
     "measure",
+    "measure_baseline",
     "measure_variant",
     "paired",
     "prompts",
     "run",
     "speedup",
+    "step_times",
     "succeeded",
     "summary",
 ]

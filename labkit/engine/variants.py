@@ -135,7 +135,7 @@ VARIANTS: dict[str, Variant] = {
     ),
 }
 # What every variant takes besides its own options. `trace_dir`: run under the profiler, "" without; `flags`: more
-# of vLLM's own options, by name without dashes, over everything else; `environment`: more variables of the process.
+# of vLLM's own options, by name without dashes, over everything else; `environment`: more of its variables.
 COMMON: Options = {
     "max_model_len": 2048,
     "max_num_seqs": 64,

@@ -84,3 +84,19 @@ def plot_lookup_grid(grid: pd.DataFrame, k: int, *, ax: Axes | None = None) -> A
     ax.set(title=f"Simulated tokens a step, k={k}", xlabel="lookup_max (tokens)", ylabel="lookup_min (tokens)")
     ax.figure.colorbar(image, ax=ax, label="tokens a step")
     return ax
+
+
+def plot_prediction(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Predicted against measured n-gram speedup by category; `table` is prediction.by_category()."""
+    ax = ax or plt.subplots(figsize=(8, 0.4 * len(table) + 1.6))[1]
+    at = range(len(table))
+    for name, colour, shift in (("predicted", "#0072B2", -0.12), ("measured", "#D55E00", 0.12)):
+        middle = table[name].astype(float)
+        apart = [(middle - table[f"{name}_low"]).fillna(0), (table[f"{name}_high"] - middle).fillna(0)]
+        ax.errorbar(middle, [i + shift for i in at], xerr=apart, fmt="o", color=colour, capsize=3, label=name)
+    ax.axvline(1.0, color="#888888", linewidth=1)
+    ax.set_yticks(list(at), table["category"])
+    ax.set_ylim(len(table) - 0.5, -0.5)
+    ax.set(title="n-gram: predicted before, measured after", xlabel="speedup over no speculation (×)", ylabel="")
+    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return ax

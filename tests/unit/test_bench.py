@@ -361,6 +361,35 @@ def test_concurrency_is_kept() -> None:
     assert rows["prompt_id"].nunique() == 6
 
 
+def test_step_times_are_the_gaps_between_tokens() -> None:
+    """A server whose tokens come every 20 ms, whatever the load, and slowly at both ends of a stream."""
+
+    def script(path: str, body: dict) -> Reply:
+        assert body["ignore_eos"] is True
+        pauses = [0.06] * 4 + [0.02] * (body["max_tokens"] - 9) + [0.06] * 4
+        events = [event for pause in pauses for event in (pause, completion("x"))]
+        usage = {"prompt_tokens": 3, "completion_tokens": len(pauses) + 1, "total_tokens": len(pauses) + 4}
+        return Reply([completion("x"), *events, completion("", finish_reason="length"), usage_chunk(usage)])
+
+    with serving(script) as server:
+        times = bench.step_times(server.url, [2, 1, 2], tokens=24, repeats=1)
+        sent = [str(body["messages"]) for body in server.requests]
+    assert times["n"].tolist() == [1, 2]
+    assert times["samples"].tolist() == [15, 30], "the gaps of both ends are left out"
+    assert times["step_ms"].between(19, 35).all(), "20 ms, on a machine that may be busy"
+    assert (times["low_ms"] <= times["step_ms"]).all()
+    assert (times["step_ms"] <= times["high_ms"]).all()
+    assert len(set(sent)) == 2, "streams side by side have prompts of their own"
+
+
+def completion(text: str, **choice: object) -> dict:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": None} | choice]}
+
+
+def usage_chunk(usage: dict) -> dict:
+    return {"choices": [], "usage": usage}
+
+
 def test_acceptance_from_the_response() -> None:
     detailed = {
         "num_spec_tokens": 3,
