@@ -53,14 +53,13 @@ def simulate(
     to k accepted tokens more. The engine's cut of drafts at the end of the model's context is left out.
     """
     check(k, lookup_max, lookup_min)
-    return next(simulate_all([Recording.of(prompt_ids, output_ids, lookup_max)], [k], lookup_max, lookup_min))
+    return next(simulate_all(Recordings.of([(prompt_ids, output_ids)], lookup_max), [k], lookup_max, lookup_min))
 
 
 def simulate_rows(rows: pd.DataFrame, *, k: int, lookup_max: int, lookup_min: int) -> Acceptance:
     """Pooled over benchmark rows (bench.run); all NaN where the server returned no token ids."""
     check(k, lookup_max, lookup_min)
-    recordings = [Recording.of(*pair, lookup_max) for pair in recorded(rows)]
-    return next(simulate_all(recordings, [k], lookup_max, lookup_min))
+    return next(simulate_all(Recordings.of(recorded(rows), lookup_max), [k], lookup_max, lookup_min))
 
 
 def simulate_grid(
@@ -80,7 +79,7 @@ def simulate_grid(
     for k, (high, low) in itertools.product(ks, lookups):
         check(k, high, low)
     pairs = recorded(pairs) if isinstance(pairs, pd.DataFrame) else pairs
-    recordings = [Recording.of(prompt, output, maxs[-1]) for prompt, output in pairs]
+    recordings = Recordings.of(pairs, maxs[-1])
     return pd.DataFrame(
         {"k": k, "lookup_max": high, "lookup_min": low} | figures(found)
         for high, low in lookups
@@ -164,76 +163,108 @@ def check(k: int, lookup_max: int, lookup_min: int) -> None:
 
 
 @dataclass(frozen=True)
-class Recording:
-    """One recorded request, with the earliest occurrence of every n-gram looked up.
+class Recordings:
+    """Recorded requests, one behind the other, with the earliest occurrence of every n-gram looked up.
 
-    earliest[n][t]: where the n tokens that end before position t first occur at all (t - n when only there).
+    Each request has one position more than tokens: position t stands for "after its first t tokens".
+    earliest[n][t]: where the n tokens that end there first occur at all in the request (t - n when only there).
     """
 
-    tokens: np.ndarray  # [prompt + output]
-    prompt: int
+    tokens: np.ndarray  # [positions], -1 at each request's last
+    position: np.ndarray  # [positions]: t, within the request
+    offset: np.ndarray  # [positions]: where the request begins
+    length: np.ndarray  # [positions]: its tokens
+    first: np.ndarray  # [requests]: the position after the first output token, which the prompt's own step yields
     earliest: list[np.ndarray]
 
     @classmethod
-    def of(cls, prompt_ids: Tokens, output_ids: Tokens, lookup_max: int) -> Recording:
-        """Look up n-grams of up to lookup_max tokens, numbering each by its first n - 1 tokens and its last."""
-        tokens = np.concatenate([np.asarray(prompt_ids, np.int64), np.asarray(output_ids, np.int64)])
-        vocabulary = int(tokens.max(initial=0)) + 1
-        numbers = np.zeros(len(tokens) + 1, np.int64)  # by start; the empty n-gram is everywhere
-        earliest = []
-        for n in range(lookup_max + 1):
-            count = max(len(tokens) - n + 1, 0)  # n-grams of this length
-            if n:
-                longer = numbers[:count] * vocabulary + tokens[n - 1 : n - 1 + count]
-                _, first, numbers = np.unique(longer, return_index=True, return_inverse=True)
-                earliest.append(np.concatenate([np.full(len(tokens) + 1 - count, -1), first[numbers]]))
-            else:
-                earliest.append(numbers)
-        return cls(tokens, len(prompt_ids), earliest)
+    def of(cls, pairs: Iterable[tuple[Tokens, Tokens]], lookup_max: int) -> Recordings:
+        """Look up n-grams of up to lookup_max tokens in (prompt ids, output ids)."""
+        joined = [tuple(np.asarray(ids, np.int64) for ids in pair) for pair in pairs]
+        every = [np.concatenate(pair) for pair in joined]
+        sizes = np.array([len(ids) + 1 for ids in every], np.int64)
+        begins = np.cumsum(sizes) - sizes
+        found = [occurrences(ids, lookup_max) for ids in every]
+        position = np.concatenate([NOWHERE, *map(np.arange, sizes)])
+        return cls(
+            tokens=np.concatenate([NOWHERE, *(np.append(ids, -1) for ids in every)]),
+            position=position,
+            offset=np.repeat(begins, sizes),
+            length=np.repeat(sizes - 1, sizes),
+            first=begins + np.array([len(prompt) + 1 for prompt, _ in joined], np.int64),
+            earliest=[np.concatenate([NOWHERE, *(one[n] for one in found)]) for n in range(lookup_max + 1)],
+        )
+
+    @property
+    def outputs(self) -> int:
+        """Tokens that come of steps: all output tokens but the first of each request."""
+        ends = self.offset[self.first - 1] + self.length[self.first - 1] if len(self.first) else self.first
+        return int(np.maximum(ends - self.first, 0).sum())
 
     def proposals(self, lookup_max: int, lookup_min: int) -> np.ndarray:
-        """Where the tokens proposed after the first t tokens start, -1 without a match: [prompt + output + 1]."""
-        ends = np.arange(len(self.tokens) + 1)
-        starts = np.full(len(ends), -1)
+        """Where in the request the tokens proposed at each position start, -1 without a match: [positions]."""
+        starts = np.full(len(self.position), -1)
         for n in range(lookup_min, lookup_max + 1):  # longer ones replace shorter ones
             first = self.earliest[n]
-            starts = np.where((first >= 0) & (first < ends - n), first + n, starts)
+            starts = np.where((first >= 0) & (first < self.position - n), first + n, starts)
         return starts
 
     def matches(self, starts: np.ndarray, k: int) -> np.ndarray:
-        """How many of the up to k proposed tokens equal those that came: [prompt + output + 1]."""
-        total, ends = len(self.tokens), np.arange(len(starts))
-        going = starts >= 0
+        """How many of the up to k proposed tokens equal those that came: [positions]."""
         found = np.zeros(len(starts), np.int64)
+        here = np.flatnonzero(starts >= 0)
         for i in range(k):
-            going = going & (ends + i < total) & (starts + i < ends)
-            here = np.flatnonzero(going)
-            going[here] = self.tokens[starts[here] + i] == self.tokens[here + i]
-            found += going
+            here = here[(self.position[here] + i < self.length[here]) & (starts[here] + i < self.position[here])]
+            here = here[self.tokens[self.offset[here] + starts[here] + i] == self.tokens[here + i]]
+            found[here] += 1
         return found
 
 
-def walk(recording: Recording, starts: np.ndarray, matches: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """(drafted, accepted) of every step: each goes on after the accepted tokens and the bonus."""
-    end, total = recording.prompt + 1, len(recording.tokens)  # the prompt's own step yields the first output token
-    accepted = np.minimum(matches, k)
-    jumps, visited = (accepted + 1).tolist(), []
-    while end < total:
-        visited.append(end)
-        end += jumps[end]
-    at = np.array(visited, np.int64)
-    return np.where(starts[at] >= 0, np.minimum(k, at - starts[at]), 0), accepted[at]
+NOWHERE = np.zeros(0, np.int64)  # so that no recordings at all are joined, too
+
+
+def occurrences(tokens: np.ndarray, lookup_max: int) -> list[np.ndarray]:
+    """Recordings.earliest of one request: each n-gram is numbered by its first n - 1 tokens and its last."""
+    vocabulary = int(tokens.max(initial=0)) + 1
+    numbers = np.zeros(len(tokens) + 1, np.int64)  # by start; the empty n-gram is everywhere
+    earliest = [numbers]
+    for n in range(1, lookup_max + 1):
+        count = max(len(tokens) - n + 1, 0)  # n-grams of this length
+        longer = numbers[:count] * vocabulary + tokens[n - 1 : n - 1 + count]
+        _, first, numbers = np.unique(longer, return_index=True, return_inverse=True)
+        earliest.append(np.concatenate([np.full(len(tokens) + 1 - count, -1), first[numbers]]))
+    return earliest
+
+
+def walk(recordings: Recordings, matches: np.ndarray, ks: Sequence[int]) -> np.ndarray:
+    """Where the steps begin, for each k: [ks, positions] of bool.
+
+    Each step goes on after the accepted tokens and the bonus. All walks take their steps side by side: with many
+    outputs that is far faster than one after the other.
+    """
+    whole = len(matches)
+    jumps = np.concatenate([np.minimum(matches, k) + 1 for k in ks])
+    lanes = np.arange(len(ks))[:, None] * whole
+    at = (lanes + recordings.first).ravel()
+    last = recordings.offset[recordings.first - 1] + recordings.length[recordings.first - 1]
+    ends = (lanes + last).ravel()
+    visited = np.zeros(len(ks) * whole, bool)
+    while len(at):
+        going = at < ends
+        at, ends = at[going], ends[going]
+        visited[at] = True
+        at = at + jumps[at]
+    return visited.reshape(len(ks), whole)
 
 
 def simulate_all(
-    recordings: Sequence[Recording], ks: Sequence[int], lookup_max: int, lookup_min: int
+    recordings: Recordings, ks: Sequence[int], lookup_max: int, lookup_min: int
 ) -> Iterator[Acceptance]:
     """Pooled over the recordings for each k; what does not depend on k is looked up once."""
-    proposals = [recording.proposals(lookup_max, lookup_min) for recording in recordings]
-    matches = [recording.matches(starts, max(ks)) for recording, starts in zip(recordings, proposals, strict=True)]
-    tokens = sum(max(len(recording.tokens) - recording.prompt - 1, 0) for recording in recordings)
-    for k in ks:
-        steps = [walk(*parts, k) for parts in zip(recordings, proposals, matches, strict=True)]
-        drafted = np.concatenate([d for d, _ in steps] or [np.zeros(0, np.int64)])
-        accepted = np.concatenate([a for _, a in steps] or [np.zeros(0, np.int64)])
-        yield acceptance.from_steps(drafted, accepted, k=k, tokens=tokens)
+    starts = recordings.proposals(lookup_max, lookup_min)
+    matches = recordings.matches(starts, max(ks))
+    for k, visited in zip(ks, walk(recordings, matches, ks), strict=True):
+        here = np.flatnonzero(visited)
+        drafted = np.where(starts[here] >= 0, np.minimum(k, recordings.position[here] - starts[here]), 0)
+        accepted = np.minimum(matches[here], k)
+        yield acceptance.from_steps(drafted, accepted, k=k, tokens=recordings.outputs)

@@ -27,7 +27,7 @@ def test_equal_to_vllm_s_own_proposer() -> None:
         tokens = rng.integers(0, rng.integers(2, 6), rng.integers(1, 60)).astype(np.int32)
         k, longest = int(rng.integers(1, 7)), int(rng.integers(1, 6))
         shortest = int(rng.integers(1, longest + 1))
-        recording = ngram.Recording.of(tokens, [], longest)
+        recording = ngram.Recordings.of([(tokens, [])], longest)
         starts = recording.proposals(longest, shortest)
         for end in range(1, len(tokens) + 1):
             start = starts[end]
