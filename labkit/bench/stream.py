@@ -25,8 +25,9 @@ class Piece:
     at: float
     reasoning: str = ""
     answer: str = ""
-    tool: bool = False
+    tool: str = ""
     tokens: list[int] | None = None
+    total: int | None = None  # of the whole answer so far, where each chunk carries the usage
 
     @property
     def visible(self) -> bool:
@@ -59,19 +60,27 @@ class Stream:
         self.prompt_ids = event.get("prompt_token_ids") or self.prompt_ids
         self.speculation = (event.get("metrics") or {}).get("speculative_decoding") or self.speculation
         for choice in event.get("choices") or []:  # the usage chunk has none
-            self.take(choice, at)
+            self.take(choice, at, (event.get("usage") or {}).get("completion_tokens"))
 
-    def take(self, choice: Mapping[str, Any], at: float) -> None:
-        """Take in the choice of an event (chat delta or completion text)."""
+    def take(self, choice: Mapping[str, Any], at: float, total: int | None = None) -> None:
+        """Take in the choice of an event (chat delta or completion text); refuses a second one (BrokenStream)."""
+        if choice.get("index"):
+            raise BrokenStream(
+                f"the server sent a choice {choice['index']}: several answers share one stream",
+                "ask for one answer (n=1): the times of several cannot be told apart",
+            )
         self.first_chunk = at if self.first_chunk is None else self.first_chunk
         delta = choice.get("delta") or {}
         self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
+        self.usage = choice.get("usage") or self.usage  # Kimi's own API has it here
+        thought, answer = texts(delta.get("content"))
         piece = Piece(
             at,
-            reasoning=delta.get("reasoning") or delta.get("reasoning_content") or "",
-            answer=delta.get("content") or choice.get("text") or "",
-            tool=bool(delta.get("tool_calls")),
+            reasoning=delta.get("reasoning") or delta.get("reasoning_content") or thought,
+            answer=answer or delta.get("refusal") or choice.get("text") or "",
+            tool=called(delta),
             tokens=choice.get("token_ids"),
+            total=total,
         )
         if piece.visible:
             self.pieces.append(piece)
@@ -91,7 +100,7 @@ class Stream:
     @property
     def last(self) -> float | None:
         """When the last token came: the last chunk with output, or with the finish reason (it carries EOS)."""
-        times = [piece.at for piece in self.pieces[-1:]] + [self.finished_at] * bool(self.pieces)
+        times = [*(piece.at for piece in self.pieces[-1:]), self.finished_at]
         return max((time for time in times if time is not None), default=None)
 
     @property
@@ -102,6 +111,21 @@ class Stream:
         return [token for piece in self.pieces for token in piece.tokens or ()]
 
     @property
+    def chunk_tokens(self) -> list[int] | None:
+        """Tokens in each chunk with output, from their ids or the usage so far; None where neither tells."""
+        if self.output_ids is not None:
+            return [len(piece.tokens or ()) for piece in self.pieces]
+        totals = [piece.total for piece in self.pieces if piece.total is not None]
+        if not totals or len(totals) < len(self.pieces):
+            return None
+        return [after - before for before, after in pairwise([0, *totals])]
+
+    @property
+    def bytes(self) -> int:
+        """UTF-8 bytes of all text that arrived: no fewer than its tokens, special ones apart."""
+        return sum(len((piece.reasoning + piece.answer + piece.tool).encode()) for piece in self.pieces)
+
+    @property
     def gaps(self) -> list[float]:
         """Seconds between consecutive chunks with output; a chunk may hold several tokens."""
         return [after.at - before.at for before, after in pairwise(self.pieces)]
@@ -110,6 +134,22 @@ class Stream:
         """When the first output, or the first of the answer (text or tool call), came; None if none did."""
         found = (p.at for p in self.pieces if not answer or p.answer.strip() or p.tool)
         return next(found, None)
+
+
+def texts(content: Any) -> tuple[str, str]:
+    """Reasoning and answer in a delta's content, which is text or, at some servers, a list of typed parts."""
+    if not isinstance(content, list):
+        return "", content or ""
+    parts = [part for part in content if isinstance(part, Mapping)]
+    thought = [texts(part.get("thinking"))[1] for part in parts if part.get("type") == "thinking"]
+    return "".join(thought), "".join(part.get("text") or "" for part in parts if part.get("type") == "text")
+
+
+def called(delta: Mapping[str, Any]) -> str:
+    """Name and arguments in a delta's tool calls, strung together; empty without any."""
+    calls = [call.get("function") or {} for call in delta.get("tool_calls") or []]
+    found = "".join(f"{call.get('name') or ''}{call.get('arguments') or ''}" for call in calls)
+    return found or ("{}" if calls else "")
 
 
 def move_inline_reasoning(pieces: list[Piece]) -> None:

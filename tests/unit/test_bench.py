@@ -311,6 +311,7 @@ def test_what_is_sent() -> None:
             temperature=0.7,
             seed=10,
             extra_body={"top_p": 0.9},
+            shuffle=False,
         )
     bodies = server.requests
     assert [body["seed"] for body in bodies] == [10, 10, 10, 11, 11, 11]
@@ -651,7 +652,7 @@ def test_the_interval_is_of_the_median() -> None:
 
 def test_a_head_is_told_by_its_content_not_by_its_path(tmp_path) -> None:
     """A retrained head lies at the same path: its rows must not be those of the old one."""
-    from labkit.bench.measure import content
+    from labkit.bench.conditions import content
 
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"old")
