@@ -8,7 +8,7 @@ from labkit.bench.pairing import MixedCounts, MixedLevels, interval, paired, spe
 from labkit.bench.prompts import BadPrompts, Prompt, prompts
 from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
 from labkit.bench.statistics import levels, succeeded, summary
-from labkit.bench.steptimes import measure_baseline, step_times
+from labkit.bench.steptimes import measure_baseline, speculating_step_times, step_times
 
 __all__ = [
     "BadPrompts",
@@ -29,6 +29,7 @@ __all__ = [
     "paired",
     "prompts",
     "run",
+    "speculating_step_times",
     "speedup",
     "step_times",
     "succeeded",

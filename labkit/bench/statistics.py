@@ -146,7 +146,8 @@ def advice(group: pd.DataFrame) -> str:
         notes.append(f"{len(spent)} of {len(good)} requests: all {budget} tokens {on}; {raised}")
     if (good["tokens_cached"].fillna(0) > 0).any():
         notes.append(
-            "prompts were served from the prefix cache: TTFT is too low; turn prefix caching off, or give unique_prompts=True"
+            "prompts were served from the prefix cache: TTFT is too low; turn prefix caching off, or give "
+            "unique_prompts=True"
         )
     if (good["tokens_source"] == "chunks").any():
         notes.append("the server reports no usage: chunks were counted, which is too few where one holds several")

@@ -2,45 +2,136 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import optimize
 
-from labkit import engine, files, targets
-from labkit.bench.conditions import CONDITIONS, engine_version, identity
+from labkit import acceptance, engine, files, targets
+from labkit.bench.conditions import attached_digest, fingerprint
 from labkit.bench.measure import measure_variant
-from labkit.bench.run import run
+from labkit.bench.run import BadRun, run
+from labkit.bench.statistics import succeeded
 
-COLUMNS = ["n", "step_ms", "low_ms", "high_ms", "samples"]
-EDGE = 4  # tokens at both ends of a stream that are left out: others may still be prefilling, or done
+COLUMNS = ["n", "streams", "step_ms", "low_ms", "high_ms", "samples", "tokens_are"]
+EDGE = 4  # tokens at both ends of a stream that are left out
 TOKENS = {"smoke": 24, "demo": 48, "full": 96}
 PROMPT = "Write the numbers from {n} on, in words, one after the other:"
+RESAMPLES = 200
 
 
 def step_times(
-    server: Any, ns: Iterable[int], *, tokens: int = 48, model: str | None = None, repeats: int = 2
+    server: Any,
+    ns: Iterable[int],
+    *,
+    streams: Iterable[int] = (1,),
+    tokens: int = 48,
+    model: str | None = None,
+    repeats: int = 2,
 ) -> pd.DataFrame:
-    """Median time of a step that works on n tokens: n step_ms low_ms high_ms (quartiles) samples.
+    """t(n): median time of a step that works on n neighbouring tokens of each of `streams` texts.
 
-    n greedy streams decode side by side, so that every step has n tokens; a step's time is the gap between a
-    stream's tokens. A step that verifies n tokens of *one* request differs in attention, which reads one
-    request's cache instead of n, and in a mixture of experts, where neighbouring tokens share experts (r(n) of
-    notebook 03): read it as the cost of n tokens of independent requests. Works with any OpenAI-compatible
-    server that streams token by token and has room for n requests; raises what `bench.run` raises.
+    Columns n streams step_ms low_ms high_ms (quartiles) samples tokens_are. n greedy requests decode side by side,
+    so that every step has n tokens; a step's time is the gap between a request's tokens while all n decode.
+    Request i begins i tokens further on in one recorded greedy answer, so the n tokens of a step are neighbours
+    in one text, and touch the experts that a step verifying them would touch (tokens_are "neighbours"). Servers
+    that return no token ids get n texts of their own ("independent": a mixture of experts then looks too dear).
+
+    What differs from verifying a draft: attention reads the cached context n times, and n answers are sent
+    instead of one; both make t(n) a little too long. A proposer, and what a server gives up for it, is not in
+    it: `speculating_step_times`. Raises BadRun for a server that speculates, and what `bench.run` raises.
     """
+    refuse_speculation(server)
+    ns, several = sorted(set(ns)), sorted(set(streams))
+    options = {"model": model, "extra_body": {"ignore_eos": True}, "shuffle": False}
+    texts = [PROMPT.format(n=text) for text in range(1, max(several) + 1)]
+    told = run(server, texts, max_tokens=max(ns[-1] - 1, 1), repeats=1, variant="text", **options)
     rows = []
-    for n in sorted(set(ns)):
-        prompts = [PROMPT.format(n=i) for i in range(1, n + 1)]
-        options = {"max_tokens": tokens, "repeats": repeats, "concurrency": n, "warmup": 1, "model": model}
-        answers = run(server, prompts, variant=f"{n} tokens a step", extra_body={"ignore_eos": True}, **options)
-        inner = [gaps[EDGE:-EDGE] for gaps in answers["gaps_ms"].dropna()]
-        low, middle, high = np.quantile(np.concatenate(inner), [0.25, 0.5, 0.75])
-        rows.append({"n": n, "step_ms": middle, "low_ms": low, "high_ms": high, "samples": sum(map(len, inner))})
+    for n, count in [(n, count) for count in several for n in ns]:
+        prompts, kind = side_by_side(told, n, count)
+        options |= {"variant": f"{n} x {count} tokens a step", "concurrency": n * count}
+        answers = run(server, prompts, max_tokens=tokens, repeats=repeats, **options)
+        gaps = [inner_gaps(group) for _, group in succeeded(answers).groupby("repeat")]
+        rows.append({"n": n, "streams": count} | quartiles(np.concatenate(gaps)) | {"tokens_are": kind})
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def refuse_speculation(server: Any) -> None:
+    """Raise BadRun where the server counts drafts: its steps would have other numbers of tokens than requests."""
+    with contextlib.suppress(acceptance.Unreadable):
+        if acceptance.snapshot(server).speculates:
+            raise BadRun(
+                "the server speculates, so a step of n requests has more than n tokens",
+                "measure step times on the baseline; speculating_step_times reads a speculating server's rows",
+            )
+
+
+def side_by_side(told: pd.DataFrame, n: int, streams: int) -> tuple[list[Any], str]:
+    """The prompts of n x streams requests, and what their tokens are: neighbours, or independent of each other."""
+    chosen = told.head(streams)
+    if chosen["prompt_token_ids"].isna().any() or chosen["output_token_ids"].isna().any():
+        return [PROMPT.format(n=text) for text in range(1, n * streams + 1)], "independent"
+    pairs = [map(list, pair) for pair in zip(chosen["prompt_token_ids"], chosen["output_token_ids"], strict=True)]
+    return [prompt + output[:i] for prompt, output in pairs for i in range(n)], "neighbours"
+
+
+def inner_gaps(rows: pd.DataFrame) -> np.ndarray:
+    """Gaps, ms a token, that lie wholly in the time in which all requests of one repeat were decoding."""
+    first = rows["started_s"] * 1e3 + rows["ttft_ms"]
+    last = rows["started_s"] * 1e3 + rows["e2e_ms"]
+    found = [np.zeros(0)]
+    for begin, gaps, tokens in zip(first, rows["gaps_ms"], rows["chunk_tokens"], strict=True):
+        gaps = np.asarray(gaps, float)
+        count = np.ones(len(gaps), np.int64) if tokens is None else np.asarray(tokens, np.int64)[1:]
+        ends = begin + np.cumsum(gaps)
+        inside = (ends - gaps >= first.max()) & (ends <= last.min() + 1e-6)
+        inside[:EDGE], inside[len(inside) - EDGE :] = False, False
+        found.append(np.repeat(gaps[inside] / np.maximum(count[inside], 1), count[inside]))
+    return np.concatenate(found)
+
+
+def quartiles(values: np.ndarray) -> dict[str, float]:
+    """Median, quartiles and number of step times; NaN for none."""
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]) if len(values) else [np.nan] * 3
+    return {"step_ms": middle, "low_ms": low, "high_ms": high, "samples": len(values)}
+
+
+def speculating_step_times(rows: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """t(1) and t(1 + drafted) of a speculating server, proposer included, from its benchmark rows.
+
+    Decode time of a request = plain steps x t(1) + drafting steps x t(1 + drafted), fitted over requests (least
+    squares, not negative); low and high: 95% bootstrap interval over requests. n of the second row is 1 + the mean
+    draft length. Where every step drafts there is no first row. One row of the frame for each that is known;
+    measure with one request in flight. Raises acceptance.NoCounters for rows without counts of drafts.
+    """
+    known = succeeded(rows)
+    known = known[known["drafts"].notna() & known["decode_ms"].notna()]
+    pooled = acceptance.from_rows(known)
+    drafting = known["drafts"].to_numpy(float)
+    steps = np.column_stack([np.maximum(known["chunks"].to_numpy(float) - 1 - drafting, 0), drafting])
+    kinds = np.flatnonzero(steps.sum(axis=0) > 0)
+    low, middle, high = fitted(steps[:, kinds], known["decode_ms"].to_numpy(float), seed)
+    ns = (1.0, 1 + (pooled.drafted / pooled.drafts if pooled.drafts else 0.0))
+    return pd.DataFrame(
+        {"n": ns[kind], "streams": 1, "step_ms": middle[i], "low_ms": low[i], "high_ms": high[i]}
+        | {"samples": int(steps[:, kind].sum()), "tokens_are": ("plain", "drafted")[kind]}
+        for i, kind in enumerate(kinds)
+    )
+
+
+def fitted(steps: np.ndarray, times: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Times of each kind of step from [requests, kinds] counts: low, middle, high, bootstrapped over requests."""
+    rng = np.random.default_rng(seed)
+    picks = [rng.integers(0, len(times), len(times)) for _ in range(RESAMPLES)]
+    drawn = [optimize.nnls(steps[pick], times[pick])[0] for pick in picks]
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return low, optimize.nnls(steps, times)[0], high
 
 
 def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -58,15 +149,20 @@ def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tupl
 
 
 def kept(settings: Any, server: engine.OnDemand, longest: int) -> pd.DataFrame:
-    """Step times from the stage's folder, else measured now."""
-    conditions = {name: getattr(settings, name) for name in CONDITIONS if hasattr(settings, name)}
-    where = [settings.server, identity(settings.server, settings.model) if settings.server else None]
-    digest = files.digest([conditions, where, settings.scale, longest, engine_version()])
-    path = Path(settings.folder) / "measured" / f"step-times-{digest}.parquet"
+    """Step times from the stage's folder, else measured now; with a warning, none where the server speculates."""
+    folder = Path(settings.folder)
+    none = pd.DataFrame({"prompt_id": []})
+    digest = fingerprint(settings, "step-times", none, url=settings.server, longest=longest, scale=settings.scale)
+    if settings.server:
+        digest = attached_digest([folder], "step-times", digest, settings.server, settings.model)
+    path = folder / "measured" / f"step-times-{digest}.parquet"
     if path.exists() and not os.environ.get("LABKIT_FORCE"):
         return files.read_parquet(path)
-    times = step_times(
-        server.get(), range(1, longest + 1), tokens=TOKENS[settings.scale], model=settings.model or None
-    )
+    options = {"tokens": TOKENS[settings.scale], "model": settings.model or None}
+    try:
+        times = step_times(server.get(), range(1, longest + 1), **options)
+    except BadRun as error:
+        warnings.warn(f"no step times: {error.what}", stacklevel=2)
+        return pd.DataFrame(columns=COLUMNS)
     files.write_parquet(path, times)
     return times

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labkit.costmodel.bandwidth import Bandwidth, bandwidth_for, floor_ms, floor_sentence, measure_bandwidth
+from labkit.costmodel.calibration import MeasuredSteps, calibrate
 from labkit.costmodel.cases import break_even_table, cases, compare, needed, one_token
 from labkit.costmodel.hardware import Hardware, UnknownHardware, hardware
 from labkit.costmodel.ranges import Range
@@ -13,12 +14,14 @@ __all__ = [
     "BadEstimate",
     "Bandwidth",
     "Hardware",
+    "MeasuredSteps",
     "Range",
     "StepModel",
     "UnknownHardware",
     "UnknownQuantization",
     "bandwidth_for",
     "break_even_table",
+    "calibrate",
     "cases",
     "compare",
     "expert_bytes",

@@ -16,12 +16,19 @@ BREAK = object()  # drop the connection here
 
 @dataclass
 class Reply:
-    """What a request gets: a status, and a JSON body or events with pauses (floats, seconds) between them."""
+    """What a request gets: a status, and a JSON body or events with pauses (seconds) between them.
+
+    Events: objects (sent as JSON), strings (after `data: `), bytes (nothing around them), BREAK. Pauses:
+    floats, or functions of the number of requests in flight. `text`: a body that is no JSON.
+    """
 
     events: list[Any] = field(default_factory=list)
     status: int = 200
     body: Any = None
     done: bool = True
+    text: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    kind: str = "application/json"
 
 
 Script = Callable[[str, dict[str, Any]], Reply]
@@ -34,6 +41,9 @@ class Fake:
         self.script, self.metrics = script, metrics
         self.requests: list[dict[str, Any]] = []
         self.sent_at: list[float] = []
+        self.pages: dict[str, Any] = {}  # what other paths answer
+        self.in_flight = 0
+        self.lock = threading.Lock()
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -45,6 +55,8 @@ class Fake:
             def do_GET(self) -> None:
                 if self.path.endswith("/metrics"):
                     fake.plain(self, 200 if fake.metrics else 404, fake.metrics() if fake.metrics else "")
+                elif self.path in fake.pages:
+                    fake.plain(self, 200, json.dumps(fake.pages[self.path]))
                 elif self.path == "/v1/models":
                     fake.plain(self, 200, json.dumps({"data": [{"id": "toy"}]}))
                 else:
@@ -54,23 +66,34 @@ class Fake:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 fake.requests.append(body)
                 fake.sent_at.append(time.perf_counter())
-                fake.play(self, fake.script(self.path, body))
+                with fake.lock:
+                    fake.in_flight += 1
+                try:
+                    fake.play(self, fake.script(self.path, body))
+                finally:
+                    with fake.lock:
+                        fake.in_flight -= 1
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}"
 
-    def plain(self, handler: Any, status: int, text: str) -> None:
+    def plain(
+        self, handler: Any, status: int, text: str, kind: str = "application/json", more: dict | None = None
+    ) -> None:
         data = text.encode()
         handler.send_response(status)
-        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Type", kind)
+        for name, value in (more or {}).items():
+            handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
         handler.wfile.write(data)
 
     def play(self, handler: Any, reply: Reply) -> None:
-        if reply.body is not None or reply.status != 200:
-            self.plain(handler, reply.status, json.dumps(reply.body))
+        if reply.body is not None or reply.text is not None or reply.status != 200:
+            text = json.dumps(reply.body) if reply.text is None else reply.text
+            self.plain(handler, reply.status, text, reply.kind, reply.headers)
             return
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
@@ -78,13 +101,15 @@ class Fake:
         handler.end_headers()
         start, due = time.perf_counter(), 0.0
         for event in [*reply.events, *(["[DONE]"] if reply.done else [])]:
-            if isinstance(event, float):
-                due += event
+            if isinstance(event, float) or callable(event):
+                due += event(self.in_flight) if callable(event) else event
                 time.sleep(max(0.0, start + due - time.perf_counter()))
             elif event is BREAK:
                 handler.close_connection = True
                 handler.connection.close()
                 return
+            elif isinstance(event, bytes):
+                self.chunk(handler, event)
             else:
                 text = event if isinstance(event, str) else json.dumps(event)
                 self.chunk(handler, f"data: {text}\n\n".encode())
