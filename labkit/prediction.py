@@ -9,15 +9,8 @@ from labkit import ngram
 from labkit.acceptance import Acceptance
 
 CLOSE = 0.10  # a prediction is right within this share of the measurement, or inside its interval
-COLUMNS = [
-    "category",
-    "tokens_per_step",
-    "predicted",
-    "predicted_low",
-    "predicted_high",
-    "measured",
-    "measured_low",
-]
+COLUMNS = ["category", "tokens_per_step", "predicted", "predicted_low", "predicted_high", "measured"]
+COLUMNS += ["measured_low", "measured_high", "step_overhead", "right"]
 
 
 def speedup(found: Acceptance, times: pd.DataFrame) -> tuple[float, float, float]:
@@ -60,9 +53,7 @@ def by_category(
         row |= {"predicted_low": low, "predicted_high": high, "measured": got["speedup"]}
         row |= {"measured_low": got["speedup_low"], "measured_high": got["speedup_high"]}
         rows.append(row | {"step_overhead": middle / got["speedup"], "right": right(middle, got)})
-    return pd.DataFrame(
-        rows, columns=[*COLUMNS, "measured", "measured_low", "measured_high", "step_overhead", "right"]
-    )
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def right(predicted: float, measured: pd.Series) -> bool | None:

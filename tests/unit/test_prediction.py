@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import acceptance, prediction
+from labkit import acceptance, files, prediction
 
 TIMES = pd.DataFrame(
     {"n": [1, 2, 4], "step_ms": [10.0, 12.0, 16.0], "low_ms": [9.0, 11.0, 14.0], "high_ms": [11.0, 13.0, 18.0]}
@@ -42,7 +44,7 @@ def rows_of(category: str, prompt: list[int], output: list[int]) -> pd.DataFrame
     return pd.DataFrame({"category": [category], "prompt_token_ids": [prompt], "output_token_ids": [output]})
 
 
-def test_beside_the_measurement_by_category() -> None:
+def test_beside_the_measurement_by_category(tmp_path: Path) -> None:
     """A copy of the prompt is drafted and accepted; new tokens draft nothing and predict 1."""
     copied, fresh = list(range(1, 21)), list(range(100, 110))
     rows = pd.concat([rows_of("copy", copied, copied), rows_of("fresh", list(range(50, 60)), fresh)])
@@ -62,6 +64,7 @@ def test_beside_the_measurement_by_category() -> None:
     assert table.loc["copy", "step_overhead"] == pytest.approx(table.loc["copy", "predicted"])
     assert table.loc["fresh", "predicted"] == pytest.approx(1.0)
     assert table.loc["fresh", "right"], "within 10%, although there is no interval"
+    files.write_parquet(tmp_path / "prediction.parquet", table.reset_index())  # as the notebook saves it
     text = prediction.sentence(table.reset_index())
     assert "1 of 2 categories" in text
     assert "It missed copy" in text
