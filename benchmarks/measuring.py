@@ -60,9 +60,11 @@ def run(command: Sequence[str], environment: dict[str, str]) -> Outcome:
         sampler = Sampler(process.pid)
         thread = threading.Thread(target=sampler.run)
         thread.start()
-        out, err = process.communicate()
-        sampler.done.set()
-        thread.join()
+        try:
+            out, err = process.communicate()
+        finally:  # an interrupt, too: a thread that nobody stops keeps the interpreter alive
+            sampler.done.set()
+            thread.join()
     lines = out.strip().splitlines()
     if process.returncode or not lines:
         raise RuntimeError(f"{command[:3]} ended with {process.returncode}:\n{err[-2000:]}")

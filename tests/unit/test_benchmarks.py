@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,17 @@ def test_ids_of_copies_differ(tmp_path: Path) -> None:
 def test_a_program_that_fails_is_not_a_time() -> None:
     with pytest.raises(RuntimeError, match="ended with 3"):
         measuring.run(["python3", "-c", "raise SystemExit(3)"], {})
+
+
+def test_an_interrupt_ends_the_sampling_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    before = threading.active_count()
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measuring.run([sys.executable, "-c", ""], {})
+    assert threading.active_count() == before
 
 
 def test_spread_is_median_and_range() -> None:
