@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import statistics
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -73,6 +74,5 @@ def run(command: Sequence[str], environment: dict[str, str]) -> Outcome:
 
 def spread(values: Sequence[float]) -> str:
     """Median, and the range where there are several."""
-    ordered = sorted(values)
-    middle = ordered[len(ordered) // 2] if len(ordered) % 2 else sum(ordered[len(ordered) // 2 - 1 :][:2]) / 2
-    return f"{middle:.2f}" + (f" [{ordered[0]:.2f}, {ordered[-1]:.2f}]" if len(ordered) > 1 else "")
+    reach = f" [{min(values):.2f}, {max(values):.2f}]" if len(values) > 1 else ""
+    return f"{statistics.median(values):.2f}{reach}"

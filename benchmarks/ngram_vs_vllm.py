@@ -92,7 +92,7 @@ def main() -> None:
     print("\n| | labkit | vLLM's proposer in a loop | vLLM / labkit |")
     print("|---|---|---|---|")
     grid, vllm = spread([ours[0] for ours, _ in rows]), spread([theirs[0] for _, theirs in rows])
-    kept = "goal kept" if sorted(ratios)[len(ratios) // 2] >= GOAL else "GOAL MISSED"
+    kept = "goal kept" if statistics.median(ratios) >= GOAL else "GOAL MISSED"
     print(f"| in a grid of {rows[0][0][1]} | {grid} | {vllm} | **{spread(ratios)}** ({kept}) |")
     print(f"| one alone | {spread(single)} | {vllm} | {spread(alone)} |")
 

@@ -117,11 +117,13 @@ def server_for(
         return contextlib.nullcontext(server.get() if isinstance(server, OnDemand) else server)
     if url:
         return contextlib.nullcontext(engine.attach(url, settings.model or None))
-    return engine.serve(
-        targets.resolve(settings.target),
-        variant,
-        log_dir=settings.folder,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=max(64, settings.concurrency),
-        **options,
-    )
+    return engine.serve(targets.resolve(settings.target), variant, **served_as(settings), **options)
+
+
+def served_as(settings: Any) -> dict[str, Any]:
+    """What a notebook's settings say of the servers that it starts."""
+    return {
+        "log_dir": settings.folder,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": max(64, settings.concurrency),
+    }

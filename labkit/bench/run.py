@@ -16,8 +16,8 @@ import httpx
 import pandas as pd
 
 from labkit.bench import client, rows
-from labkit.bench.client import Plan, Workload
 from labkit.bench.journal import Journal, key
+from labkit.bench.plan import Plan, Workload
 from labkit.bench.prompts import as_prompts
 from labkit.bench.rows import Row
 from labkit.engine.urls import base_url, headers, root_url

@@ -15,7 +15,7 @@ from scipy import optimize
 
 from labkit import acceptance, engine, files, targets
 from labkit.bench.conditions import attached_digest, fingerprint
-from labkit.bench.measure import measure_variant
+from labkit.bench.measure import measure_variant, served_as
 from labkit.bench.run import BadRun, run
 from labkit.bench.statistics import succeeded
 
@@ -139,10 +139,8 @@ def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tupl
 
     One server serves both, the settings' own or attached one; it starts only where something has to be measured.
     """
-    options = {"log_dir": settings.folder, "max_model_len": settings.max_model_len}
-    options["max_num_seqs"] = max(64, settings.concurrency)
     target = (settings.server and settings.target) or targets.resolve(settings.target)
-    with engine.on_demand(target, "baseline", url=settings.server, **options) as server:
+    with engine.on_demand(target, "baseline", url=settings.server, **served_as(settings)) as server:
         rows = measure_variant(settings, "baseline", prompts, server=server)
         times = kept(settings, server, longest)
     return rows, times

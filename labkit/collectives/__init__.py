@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.collectives.fitting import Link, bus_factor, decode_bytes, dispatch_bytes, fit, summary
+from labkit.collectives.fitting import Link, as_decoded, bus_factor, decode_bytes, dispatch_bytes, fit, summary
 from labkit.collectives.links import NoLinks, all_to_all_sentence, decode_sentence, fits, obtain
 from labkit.collectives.measuring import KINDS, LaunchFailed, TooManyRanks, measure, measure_all_to_all
 from labkit.collectives.topology import cores, gpu_links
@@ -14,6 +14,7 @@ __all__ = [
     "NoLinks",
     "TooManyRanks",
     "all_to_all_sentence",
+    "as_decoded",
     "bus_factor",
     "cores",
     "decode_bytes",

@@ -55,6 +55,12 @@ def fit(table: pd.DataFrame) -> Link:
     return Link(float(latency), float(1 / per_byte / 1e3) if per_byte > 0 else np.inf)
 
 
+def as_decoded(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `summary` as a decode step launches collectives: in a CUDA graph where that was measured."""
+    modes = set(table["mode"])
+    return table[table["mode"] == ("graph" if "graph" in modes else next(iter(modes), ""))]
+
+
 def decode_bytes(geometry: Geometry, tokens: int = 1) -> int:
     """Message of a decode step's AllReduce: the hidden state of each token in bf16."""
     return geometry.hidden_size * BF16_BYTES * tokens

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from labkit import files
-from labkit.collectives.fitting import decode_bytes, fit
+from labkit.collectives.fitting import as_decoded, decode_bytes, fit
 from labkit.collectives.measuring import KINDS, LaunchFailed, TooManyRanks, measure, measure_all_to_all
 from labkit.collectives.topology import cores, gpu_links
 from labkit.errors import LabError
@@ -30,7 +30,7 @@ EFFORT = {
 
 
 class NoLinks(LabError):
-    """The table of collectives that was named does not exist or is another table."""
+    """The table of collectives that was named is another table."""
 
 
 def obtain(settings: Profiling, geometry: Geometry) -> tuple[pd.DataFrame, str]:
@@ -58,13 +58,12 @@ def obtain(settings: Profiling, geometry: Geometry) -> tuple[pd.DataFrame, str]:
 
 
 def saved(path: Path) -> pd.DataFrame:
-    """A table of an earlier measurement; raises NoLinks where there is none."""
-    rows = files.read_parquet(path) if path.is_file() else pd.DataFrame()
+    """A table of an earlier measurement (Profiling saw that the file is there); raises NoLinks for another."""
+    rows = files.read_parquet(path)
     missing = {"collective", "bytes", "mode", "time_us"} - set(rows)
     if missing:
-        found = f"lacks {', '.join(sorted(missing))}" if path.is_file() else "does not exist"
         raise NoLinks(
-            f"interconnect={str(path)!r} {found}",
+            f"interconnect={str(path)!r} lacks {', '.join(sorted(missing))}",
             "name an interconnect.parquet that notebook 01 saved, or leave it empty",
         )
     return rows.reindex(columns=COLUMNS)
@@ -113,8 +112,8 @@ def decode_sentence(table: pd.DataFrame, geometry: Geometry, trace: Trace) -> st
     mine = table[table["collective"] == "AllReduce"] if len(table) else table
     if mine.empty:
         return ""
-    mode = "graph" if "graph" in set(mine["mode"]) else mine["mode"].iloc[0]
-    link = fit(mine[mine["mode"] == mode])
+    mine = as_decoded(mine)
+    mode, link = mine["mode"].iloc[0], fit(mine)
     size, expected = decode_bytes(geometry), link.time_us(decode_bytes(geometry))
     rate = f"{link.bandwidth_gb_s:.2f} GB/s" if np.isfinite(link.bandwidth_gb_s) else "no bandwidth to be seen"
     text = (
@@ -135,9 +134,8 @@ def all_to_all_sentence(table: pd.DataFrame, geometry: Geometry, rows: pd.DataFr
     if not geometry.is_moe or rows["tokens"].isna().all():
         return ""
     sizes = rows.dropna(subset=["tokens"]).groupby("tokens")["bytes"].first()
-    times = table[table["collective"] == "AllToAll"]
-    mode = "graph" if "graph" in set(times["mode"]) else times["mode"].iloc[0]
-    median = times[times["mode"] == mode].set_index("bytes")["median_us"]
+    times = as_decoded(table[table["collective"] == "AllToAll"])
+    mode, median = times["mode"].iloc[0], times.set_index("bytes")["median_us"]
     told = ", ".join(f"{median[size]:.0f} µs at {tokens:.0f}" for tokens, size in sizes.items())
     return (
         f"Dispatching tokens to experts, AllToAll ({mode}) by tokens a rank: {told}. Each MoE layer needs two of "

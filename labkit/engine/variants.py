@@ -127,11 +127,17 @@ VARIANTS: dict[str, Variant] = {
     "extract": Variant("hidden states to disk", extract, {"layers": ..., "storage": ...}),
     "tp2-profile": Variant("two ranks under the profiler", options={"trace_dir": ..., **TWO_RANKS}),
     # Cheaper than speculation: other ways to share the model between ranks (labkit.fixes compares them).
-    "single-rank": Variant("the whole model on one rank", options={"tensor_parallel_size": 1}),
-    "nccl-allreduce": Variant("NCCL's AllReduce", lambda options: {"disable-custom-all-reduce": True}, TWO_RANKS),
-    "fused-allreduce": Variant("AllReduce fused with the norm", fused_allreduce, TWO_RANKS),
+    "single-rank": Variant("the whole model on one rank: no AllReduce", options={"tensor_parallel_size": 1}),
+    "nccl-allreduce": Variant(
+        "NCCL's AllReduce instead of vLLM's own", lambda options: {"disable-custom-all-reduce": True}, TWO_RANKS
+    ),
+    "fused-allreduce": Variant(
+        "AllReduce, residual and norm in one kernel (FlashInfer)", fused_allreduce, TWO_RANKS
+    ),
     "expert-parallel": Variant(
-        "experts dealt out to ranks", lambda options: {"enable-expert-parallel": True}, TWO_RANKS
+        "whole experts dealt out to ranks, not slices",
+        lambda options: {"enable-expert-parallel": True},
+        TWO_RANKS,
     ),
 }
 # What every variant takes besides its own options. `trace_dir`: run under the profiler, "" without; `flags`: more

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.costmodel import expert_bytes, weights
-from labkit.engine import launch
+from labkit.engine import VARIANTS, launch
 from labkit.errors import LabError
 from labkit.runs import provenance
 from labkit.targets import Geometry
@@ -27,37 +27,27 @@ class UnknownFix(LabError):
 
 @dataclass(frozen=True)
 class Fix:
-    """A serving variant that changes how ranks share the model: what it changes, and what asks for it in vLLM."""
+    """A serving variant that changes how ranks share the model, and what asks for it in vLLM."""
 
     variant: str
-    what: str
     flags: str
     gpu_only: bool = False
     experts_only: bool = False
 
+    @property
+    def what(self) -> str:
+        """What it changes."""
+        return VARIANTS[self.variant].what
 
+
+FUSED = '--compilation-config \'{"pass_config": {"fuse_allreduce_rms": true}}\''
 FIXES = {
     fix.variant: fix
     for fix in (
-        Fix("single-rank", "the whole model on one rank: no AllReduce", "--tensor-parallel-size 1"),
-        Fix(
-            "nccl-allreduce",
-            "NCCL's AllReduce instead of vLLM's own",
-            "--disable-custom-all-reduce",
-            gpu_only=True,
-        ),
-        Fix(
-            "fused-allreduce",
-            "AllReduce, residual and norm in one kernel (FlashInfer)",
-            '--compilation-config \'{"pass_config": {"fuse_allreduce_rms": true}}\'',
-            gpu_only=True,
-        ),
-        Fix(
-            "expert-parallel",
-            "whole experts dealt out to ranks, not slices",
-            "--enable-expert-parallel",
-            experts_only=True,
-        ),
+        Fix("single-rank", "--tensor-parallel-size 1"),
+        Fix("nccl-allreduce", "--disable-custom-all-reduce", gpu_only=True),
+        Fix("fused-allreduce", FUSED, gpu_only=True),
+        Fix("expert-parallel", "--enable-expert-parallel", experts_only=True),
     )
 }
 

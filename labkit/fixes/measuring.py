@@ -45,20 +45,11 @@ def measure(
 
 def timed(settings: Profiling, name: str, url: str, folder: Path) -> tuple[pd.DataFrame, trace.Trace | None]:
     """The client's view of one fix, and its traces where the lab serves it."""
-    steps, prompt = settings.decode_steps, settings.prompt_tokens
     if url:
-        return profiler.unprofiled(engine.attach(url), steps, prompt), None
+        return profiler.unprofiled(engine.attach(url), settings.decode_steps, settings.prompt_tokens), None
     traces = folder / "fixes" / name
-    for old in traces.glob("*.json*"):
-        old.unlink()
-    options = {"trace_dir": traces, "max_model_len": settings.max_model_len}
-    if name != "single-rank":
-        options["tensor_parallel_size"] = settings.tensor_parallel_size
-    with engine.serve(settings.target, name, log_dir=folder, **options) as server:
-        client = profiler.capture(
-            server, traces, decode_steps=steps, prompt_tokens=prompt, plain_requests=profiler.PLAIN_REQUESTS
-        )
-    return client, trace.load(traces)
+    ranks = 1 if name == "single-rank" else settings.tensor_parallel_size
+    return profiler.served(settings, name, ranks, traces, folder), trace.load(traces)
 
 
 def compared(predicted: pd.DataFrame, client: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from labkit.collectives import decode_bytes
+from labkit.collectives import as_decoded, decode_bytes
 from labkit.fixes.choosing import FIXES, applicable
 from labkit.targets import Geometry
 from labkit.trace import Trace, names
@@ -91,8 +91,8 @@ def nccl(trace: Trace, geometry: Geometry, tpot: float, links: pd.DataFrame | No
     times = links[(links["collective"] == "AllReduce") & (links["backend"] == "nccl")]
     if times.empty:
         return (np.nan, np.nan), "the links were measured with another transport than NCCL"
-    mode = "graph" if "graph" in set(times["mode"]) else times["mode"].iloc[0]
-    times = times[times["mode"] == mode].sort_values("bytes")
+    times = as_decoded(times).sort_values("bytes")
+    mode = times["mode"].iloc[0]
     low, high = (float(np.interp(size, times["bytes"], times[name])) for name in ("q25_us", "p99_us"))
     because = (
         f"{count:.0f} AllReduces of {low:.1f} to {high:.1f} us (NCCL here, {mode}) instead of {transfer:.1f} us"

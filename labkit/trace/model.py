@@ -102,6 +102,11 @@ class Trace:
         that the kernel does more than communicate. step, transfer_us, wait_us, late_us and bytes are missing where
         unknown: outside of steps, without a partner, without shapes.
         """
+        return self.every_call.copy()
+
+    @cached_property
+    def every_call(self) -> pd.DataFrame:
+        """The collectives, put together once: counts, waits and summaries all ask for them."""
         frames = []
         for rank, numbers, matched in zip(self.ranks, self.numbers, self.matched, strict=True):
             calls = rank.calls

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from labkit.targets import Geometry
 
 
+COUNTED = ["rank", "collective", "calls_per_step", "least", "most", "steps"]
+
+
 def geometry_of(target: str) -> Geometry:
     """The geometry of a shipped name, a directory or config.json, or of a target that the lab builds."""
     from labkit import targets
@@ -33,20 +36,9 @@ def counts(trace: Trace, geometry: Geometry | None = None) -> pd.DataFrame:
     """
     every = per_step(trace)
     if every.empty:
-        return pd.DataFrame(
-            columns=[
-                "rank",
-                "collective",
-                "calls_per_step",
-                "least",
-                "most",
-                "steps",
-                "between_steps",
-                "predicted",
-            ]
-        )
+        return pd.DataFrame(columns=[*COUNTED, "between_steps", "predicted"])
     found = every.groupby(["rank", "collective"])["calls"].agg(["median", "min", "max", "size"]).reset_index()
-    found.columns = ["rank", "collective", "calls_per_step", "least", "most", "steps"]
+    found.columns = COUNTED
     calls = trace.collectives()
     outside = calls[calls["step"].isna()].groupby(["rank", "collective"]).size()
     places = pd.MultiIndex.from_frame(found[["rank", "collective"]])

@@ -83,11 +83,6 @@ def obtain(settings: Profiling, folder: Path) -> tuple[Path, pd.DataFrame]:
 
     if settings.trace_dir and not settings.server:
         return Path(settings.trace_dir), as_frame([], False)
-    sizes = {
-        "decode_steps": settings.decode_steps,
-        "prompt_tokens": settings.prompt_tokens,
-        "plain_requests": PLAIN_REQUESTS,
-    }
     if settings.server:
         if not settings.trace_dir:
             raise CaptureFailed(
@@ -96,14 +91,26 @@ def obtain(settings: Profiling, folder: Path) -> tuple[Path, pd.DataFrame]:
             )
         server = engine.attach(settings.server)
         ranks = settings.tensor_parallel_size
-        return Path(settings.trace_dir), capture(server, settings.trace_dir, ranks=ranks, **sizes)
+        return Path(settings.trace_dir), capture(server, settings.trace_dir, ranks=ranks, **sizes(settings))
     traces = folder / "traces"
+    return traces, served(settings, "tp2-profile", settings.tensor_parallel_size, traces, folder)
+
+
+def sizes(settings: Profiling) -> dict[str, int]:
+    """What the settings say of the requests that `capture` sends."""
+    requests = {"decode_steps": settings.decode_steps, "prompt_tokens": settings.prompt_tokens}
+    return requests | {"plain_requests": PLAIN_REQUESTS}
+
+
+def served(settings: Profiling, variant: str, ranks: int, traces: Path, log_dir: Path) -> pd.DataFrame:
+    """Serve the target as a variant under the profiler and `capture` its traces, in place of those in `traces`."""
+    from labkit import engine
+
     for old in traces.glob("*.json*"):
         old.unlink()
-    options = {"trace_dir": traces, "tensor_parallel_size": settings.tensor_parallel_size}
-    options["max_model_len"] = settings.max_model_len
-    with engine.serve(settings.target, "tp2-profile", log_dir=folder, **options) as server:
-        return traces, capture(server, traces, **sizes)
+    options = {"trace_dir": traces, "tensor_parallel_size": ranks, "max_model_len": settings.max_model_len}
+    with engine.serve(settings.target, variant, log_dir=log_dir, **options) as server:
+        return capture(server, traces, **sizes(settings))
 
 
 def switch(server: Server, what: str, limit_s: float) -> None:
