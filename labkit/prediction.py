@@ -9,24 +9,47 @@ from labkit import ngram
 from labkit.acceptance import Acceptance
 
 CLOSE = 0.10  # a prediction is right within this share of the measurement, or inside its interval
-COLUMNS = ["category", "tokens_per_step", "predicted", "predicted_low", "predicted_high", "measured"]
+COLUMNS = ["category", "tokens_per_step", "step_cost", "predicted", "predicted_low", "predicted_high", "measured"]
 COLUMNS += ["measured_low", "measured_high", "step_overhead", "right"]
+ENDS = ("high_ms", "step_ms", "low_ms")  # of step times: the longest ones give the lowest speedup
 
 
-def speedup(found: Acceptance, times: pd.DataFrame) -> tuple[float, float, float]:
-    """(low, middle, high) of tokens x t(1) / (plain steps x t(1) + drafting steps x t(1 + drafted)).
+def at(times: pd.DataFrame, n: float, column: str = "step_ms") -> float:
+    """t(n), ms, between measured n by straight lines; NaN without step times."""
+    return float(np.interp(n, times["n"], times[column].astype(float))) if len(times) else np.nan
 
-    `times`: bench.step_times, with its quartiles for low and high; the mean draft length stands for all drafts.
-    NaN without steps. What the proposer and the scheduler add is not in it: the measurement shows that.
+
+def scheduling(times: pd.DataFrame, sync: pd.DataFrame) -> float:
+    """How many times as long a plain step takes without asynchronous scheduling; 1 where that was not measured."""
+    return at(sync, 1) / at(times, 1) if len(times) and len(sync) else 1.0
+
+
+def step_costs(found: Acceptance, times: pd.DataFrame, sync: pd.DataFrame) -> tuple[float, float, float]:
+    """(low, middle, high) mean step time of a server that drafts like `found`, over the baseline's t(1).
+
+    Plain steps cost t(1), drafting ones t(1 + drafted), both under the scheduling that the speculating server has:
+    vLLM turns asynchronous scheduling off for the n-gram proposer on the CPU, so `sync` are step times of the
+    baseline without it; where there are none, `times`. The mean draft length stands for all drafts. The proposer's
+    own time is not in it: the measurement shows that. NaN without steps.
     """
-    if not found.steps or found.tokens is None or times.empty:
+    if not found.steps or times.empty:
         return np.nan, np.nan, np.nan
+    used = sync if len(sync) else times
     length = 1 + (found.drafted / found.drafts if found.drafts else 0.0)
-    plain = float(np.interp(1, times["n"], times["step_ms"]))
-    costs = [float(np.interp(length, times["n"], times[name])) for name in ("high_ms", "step_ms", "low_ms")]
-    spent = [(found.steps - found.drafts) * plain + found.drafts * cost for cost in costs]
-    low, middle, high = (found.tokens * plain / each for each in spent)
+    plain, drafting = (found.steps - found.drafts) / found.steps, found.drafts / found.steps
+    high, middle, low = ((plain * at(used, 1) + drafting * at(used, length, end)) / at(times, 1) for end in ENDS)
     return low, middle, high
+
+
+def speedup(
+    found: Acceptance, times: pd.DataFrame, sync: pd.DataFrame | None = None
+) -> tuple[float, float, float]:
+    """(low, middle, high) of tokens a step over what such a step costs in plain steps: `step_costs`."""
+    low, middle, high = step_costs(found, times, times.iloc[:0] if sync is None else sync)
+    if found.tokens is None or not found.steps:
+        return np.nan, np.nan, np.nan
+    yields = found.tokens / found.steps
+    return yields / high, yields / middle, yields / low
 
 
 def by_category(
@@ -37,22 +60,27 @@ def by_category(
     k: int,
     lookup_max: int,
     lookup_min: int,
+    sync: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """A row a category: what the baseline's tokens predict for n-gram, and what was measured (`bench.speedup`).
 
-    `right` says whether the prediction is within 10% of the measurement or inside its interval; `step_overhead` is
-    predicted over measured: how many times as long as predicted an average step of the n-gram server took.
+    `times`: step times of the baseline; `sync`: of the baseline under the n-gram server's scheduling. `step_cost`:
+    predicted mean step of the n-gram server in plain steps of the baseline. `right`: the prediction is within 10% of
+    the measurement or inside its interval. `step_overhead`: predicted over measured, how many times as long as
+    predicted an average step of the n-gram server took.
     """
     known = measured.set_index("category")[["speedup", "speedup_low", "speedup_high"]]
+    sync = times.iloc[:0] if sync is None else sync
     rows = []
     for category, mine in baseline.groupby("category", sort=False, dropna=False):
         found = ngram.simulate_rows(mine, k=k, lookup_max=lookup_max, lookup_min=lookup_min)
-        low, middle, high = speedup(found, times)
+        low, middle, high = speedup(found, times, sync)
         got = known.loc[category] if category in known.index else pd.Series(np.nan, known.columns)
         row = {"category": category, "tokens_per_step": found.tokens_per_step, "predicted": middle}
-        row |= {"predicted_low": low, "predicted_high": high, "measured": got["speedup"]}
-        row |= {"measured_low": got["speedup_low"], "measured_high": got["speedup_high"]}
-        rows.append(row | {"step_overhead": middle / got["speedup"], "right": right(middle, got)})
+        row |= {"step_cost": step_costs(found, times, sync)[1], "predicted_low": low, "predicted_high": high}
+        row |= {"measured": got["speedup"], "measured_low": got["speedup_low"]}
+        row |= {"measured_high": got["speedup_high"], "step_overhead": middle / got["speedup"]}
+        rows.append(row | {"right": right(middle, got)})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -79,8 +107,56 @@ def sentence(table: pd.DataFrame) -> str:
         )
         text += f" It missed {told}."
     return (
-        f"{text} An average step of the n-gram server took {overhead:.2f} times as long as its tokens alone "
-        "would: looking up, verifying one request's tokens instead of several requests', and scheduling that "
-        "waits for the proposer (vLLM's CPU n-gram turns asynchronous scheduling off; `baseline-sync` is the "
-        "baseline without it)."
+        f"{text} An average step of the n-gram server took {overhead:.2f} times as long as predicted: what is "
+        "left are the proposer itself, and verifying one request's tokens instead of several requests'."
     )
+
+
+def apart(times: pd.DataFrame, sync: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """What each change costs, a row a kind of step: n, and ms on the baseline, without asynchronous scheduling,
+    and on the speculating server (`rows` are bench.speculating_step_times)."""
+    table = pd.DataFrame({"n": rows["n"], "step": rows["tokens_are"], "speculating_ms": rows["step_ms"]})
+    table["baseline_ms"] = [at(times, n) for n in table["n"]]
+    table["sync_ms"] = [at(sync, n) for n in table["n"]]
+    return table[["step", "n", "baseline_ms", "sync_ms", "speculating_ms"]]
+
+
+def scheduling_sentence(times: pd.DataFrame, sync: pd.DataFrame) -> str:
+    """What the speculating server loses before it drafts anything, or that it was not measured."""
+    if times.empty:
+        return "Without step times nothing can be said of what a step costs."
+    if sync.empty:
+        return (
+            "Step times without asynchronous scheduling are not known for an attached server: where its n-gram "
+            "variant turns that off (vLLM's `ngram` does, `ngram_gpu` does not), the prediction is too good."
+        )
+    return (
+        "The n-gram server changes more than speculation: vLLM turns asynchronous scheduling off for it. That "
+        f"alone makes a plain step **{scheduling(times, sync):.2f} times** as long ({at(times, 1):.1f} ms to "
+        f"{at(sync, 1):.1f} ms, `baseline-sync`); verifying {sync['n'].max():.0f} tokens instead of one makes it "
+        f"{at(sync, sync['n'].max()) / at(sync, 1):.2f} times as long again."
+    )
+
+
+def reasons(table: pd.DataFrame, changed: float) -> str:
+    """The category that gains most and the one that loses most, and why: tokens a step against its cost.
+
+    `table` is `by_category`, `changed` what `scheduling` found.
+    """
+    shown = "measured" if table["measured"].notna().any() else "predicted"
+    known = table.dropna(subset=[shown, "tokens_per_step"]).sort_values(shown)
+    if known.empty:
+        return "No category has both token ids and a rate, so no reason can be given."
+    told = [reason(row, shown, changed) for row in (known.iloc[-1], known.iloc[0])]
+    return " ".join(told if len(known) > 1 else told[:1])
+
+
+def reason(row: pd.Series, shown: str, changed: float) -> str:
+    """Why n-gram is faster or slower on one category."""
+    ratio = float(row[shown])
+    cost = float(row["tokens_per_step"]) / ratio
+    verb = f"{ratio - 1:.0%} faster" if ratio >= 1 else f"{1 - ratio:.0%} slower"
+    because = f"a step there yields {row['tokens_per_step']:.2f} tokens and costs {cost:.2f} plain ones"
+    part = f" ({changed:.2f} of that is scheduling)" if changed > 1.02 else ""
+    said = "is" if shown == "measured" else "should be"
+    return f"n-gram {said} {verb} on {row['category']} because {because}{part}."

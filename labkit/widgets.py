@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import ipywidgets
 import matplotlib.pyplot as plt
 import pandas as pd
 from IPython.display import DisplayHandle, display
@@ -35,3 +36,36 @@ class LiveFigure:
         else:
             self.handle.update(figure)
         plt.close(figure)
+
+
+def controls(draw: Callable[..., Any], **choices: Sequence[Any] | ipywidgets.Widget) -> ipywidgets.Widget | None:
+    """Controls over a drawing: each change calls `draw` with the chosen values and shows what it returns.
+
+    A list becomes a slider over its values (a drop-down where they are words), starting at the first; a widget is
+    taken as it is. `draw` returns Axes, a Figure, or anything that displays, and computes nothing that the choice
+    does not change. None where nobody watches: headless, the static view above the control is the whole story.
+    """
+    if not is_live():
+        return None
+    made = {name: control(name, values) for name, values in choices.items()}
+
+    def show(**chosen: Any) -> None:
+        drawn = draw(**chosen)
+        figure = getattr(drawn, "figure", drawn)
+        display(figure)
+        if isinstance(figure, Figure):
+            plt.close(figure)
+
+    return ipywidgets.VBox([*made.values(), ipywidgets.interactive_output(show, made)])
+
+
+def control(name: str, values: Sequence[Any] | ipywidgets.Widget) -> ipywidgets.Widget:
+    """One labelled control over a list of values, or the given widget with a label."""
+    label = name.replace("_", " ")
+    if isinstance(values, ipywidgets.Widget):
+        return values
+    words = any(isinstance(value, str) for value in values)
+    kind = ipywidgets.Dropdown if words else ipywidgets.SelectionSlider
+    options = {} if words else {"continuous_update": False}
+    style = {"description_width": "initial"}
+    return kind(options=list(values), value=values[0], description=label, style=style, **options)

@@ -8,7 +8,7 @@ from labkit.bench.pairing import MixedCounts, MixedLevels, interval, paired, spe
 from labkit.bench.prompts import BadPrompts, Prompt, prompts
 from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
 from labkit.bench.statistics import levels, succeeded, summary
-from labkit.bench.steptimes import measure_baseline, speculating_step_times, step_times
+from labkit.bench.steptimes import measure_baseline, measure_step_times, speculating_step_times, step_times
 
 __all__ = [
     "BadPrompts",
@@ -25,6 +25,7 @@ __all__ = [
     "levels",
     "measure",
     "measure_baseline",
+    "measure_step_times",
     "measure_variant",
     "paired",
     "prompts",

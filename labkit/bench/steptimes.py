@@ -146,14 +146,26 @@ def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tupl
     return rows, times
 
 
-def kept(settings: Any, server: engine.OnDemand, longest: int) -> pd.DataFrame:
+def measure_step_times(settings: Any, variant: str, longest: int) -> pd.DataFrame:
+    """Step times of another variant that does not speculate, on a server of its own; from disk where they fit.
+
+    None (no rows) where the settings attach a server: the lab cannot restart that one with other options.
+    """
+    if settings.server:
+        return pd.DataFrame(columns=COLUMNS)
+    with engine.on_demand(targets.resolve(settings.target), variant, **served_as(settings)) as server:
+        return kept(settings, server, longest, variant)
+
+
+def kept(settings: Any, server: engine.OnDemand, longest: int, variant: str = "baseline") -> pd.DataFrame:
     """Step times from the stage's folder, else measured now; with a warning, none where the server speculates."""
     folder = Path(settings.folder)
     none = pd.DataFrame({"prompt_id": []})
-    digest = fingerprint(settings, "step-times", none, url=settings.server, longest=longest, scale=settings.scale)
+    name = "step-times" if variant == "baseline" else f"step-times-{variant}"
+    digest = fingerprint(settings, name, none, url=settings.server, longest=longest, scale=settings.scale)
     if settings.server:
-        digest = attached_digest([folder], "step-times", digest, settings.server, settings.model)
-    path = folder / "measured" / f"step-times-{digest}.parquet"
+        digest = attached_digest([folder], name, digest, settings.server, settings.model)
+    path = folder / "measured" / f"{name}-{digest}.parquet"
     if path.exists() and not os.environ.get("LABKIT_FORCE"):
         return files.read_parquet(path)
     options = {"tokens": TOKENS[settings.scale], "model": settings.model or None}
