@@ -1,0 +1,88 @@
+"""`python -m labkit.pretrain`: generate, train, export, card."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit import files, settings
+from labkit.errors import LabError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+STARTED = time.monotonic()
+
+
+def report(text: str) -> None:
+    """A line of progress with the seconds since the start."""
+    typer.echo(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
+
+
+@app.command()
+def generate(
+    smollm2: Annotated[Path, typer.Option(help="SmolLM2-135M-Instruct, converted (targets.resolve('smollm2'))")],
+    out: Annotated[Path, typer.Option(help="folder for generated-NN.parquet")],
+    seconds: Annotated[float, typer.Option(help="time for all of it, the engine's start included")] = 240.0,
+    streams: Annotated[int, typer.Option(help="answers written at a time")] = 1024,
+    seed: int = 0,
+) -> None:
+    """Let SmolLM2 write conversations, in this process."""
+    from labkit.pretrain import generate
+
+    generate.run(smollm2, out, seconds=seconds, streams=streams, seed=seed, report=report)
+
+
+@app.command()
+def train(
+    conversations: Annotated[Path, typer.Option(help="folder that `generate` wrote to")],
+    out: Annotated[Path, typer.Option(help="folder for corpus.parquet, tokenizer and model")],
+    seconds: Annotated[float, typer.Option(help="time for the training alone")] = 240.0,
+    steps: Annotated[int, typer.Option(help="end after so many steps, if sooner")] = 1_000_000,
+    device: str = "cuda",
+    rows: Annotated[int, typer.Option(help="packs a step")] = 64,
+    length: Annotated[int, typer.Option(help="tokens a pack")] = 1024,
+    learning_rate: float = 3e-3,
+    warm_up: Annotated[int, typer.Option(help="steps")] = 100,
+    resume: Annotated[bool, typer.Option(help="go on from the model in `out`; corpus and tokenizer stay")] = False,
+    seed: int = 0,
+) -> None:
+    """Corpus, tokenizer, packs, training; the model with the lowest held-out loss stays in `out`/model."""
+    from labkit.pretrain import chat, corpus, loop
+
+    folder = out / "tokenizer"
+    if resume and folder.is_dir():
+        frame, tokenizer = files.read_parquet(out / "corpus.parquet"), chat.load_tokenizer(folder)
+    else:
+        frame = corpus.build(conversations, out)
+        report(f"corpus: {frame.groupby(['split', 'category']).text.agg(['count', lambda t: t.str.len().sum()])}")
+        model = files.read_json(settings.root() / "data" / "models" / "mini-kimi.json")
+        texts = corpus.bare(frame[frame.split == "train"].text)
+        tokenizer = chat.train_tokenizer(texts, folder, model["text_config"]["vocab_size"])
+        report(f"tokenizer of {len(tokenizer)} tokens")
+    packs = {}
+    for split, part in frame.groupby("split"):
+        packs[split] = corpus.pack(corpus.encode(tokenizer, part.text), length)
+        shape, filled = packs[split].tokens.shape, packs[split].filled
+        report(f"{split}: {shape[0]} packs of {shape[1]} tokens, {filled:.1%} filled")
+    model = loop.open_model(out / "model", device) if resume else loop.new_model(device, seed)
+    plan = loop.Plan(
+        seconds=seconds, steps=steps, rows=rows, learning_rate=learning_rate, warm_up=warm_up, seed=seed
+    )
+    report(f"{sum(p.numel() for p in model.parameters()):,} weights")
+    loop.run(model, packs["train"], packs["held-out"], plan, out, report)
+
+
+def main() -> None:
+    """An error that the lab explains ends with its text and exit code 1."""
+    try:
+        app(standalone_mode=True)
+    except LabError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Conversations with SmolLM2 through vLLM in this process, for as many seconds as there are."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from labkit import files
+from labkit.pretrain import prompts
+
+ANSWER = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 320}
+PROMPT = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 72}
+CHUNK_S = 40.0  # a chunk's last answers run alone: long chunks keep that share small
+OWN_SHARE = 0.08  # of the time goes into prompts that SmolLM2 makes up
+SYSTEM = "You are a curious person who asks a helpful assistant one short question."
+
+
+def run(
+    model: Path, out_dir: Path, *, seconds: float, streams: int, seed: int, report: Callable[[str], None]
+) -> None:
+    """Write out_dir/generated-NN.parquet: kind, prompt, answer, finished, tokens; a file a chunk.
+
+    Stops about `seconds` after its call, the engine's start included; chunks that were written stay whatever
+    happens. `streams` answers are written at a time.
+    """
+    until = time.monotonic() + seconds
+    engine = Engine(model, streams, seed)
+    report(f"engine ready, {until - time.monotonic():.0f} s left")
+    own = engine.make_prompts(until - (1 - OWN_SHARE) * (until - time.monotonic()))
+    report(f"{len(own)} prompts of SmolLM2's own")
+    wanted, size = prompts.stream(own or prompts.templated(), seed), 2 * streams
+    for number in itertools.count():
+        started = time.monotonic()
+        chunk = engine.answer(list(itertools.islice(wanted, size)))
+        files.write_parquet(out_dir / f"generated-{number:02d}.parquet", chunk)
+        took, left = time.monotonic() - started, until - time.monotonic()
+        report(f"chunk {number}: {len(chunk)} answers, {chunk.tokens.sum() / took:.0f} tok/s, {left:.0f} s left")
+        size = int(len(chunk) / took * min(CHUNK_S, left - 1))
+        if size < streams / 2:
+            return
+
+
+class Engine:
+    """vLLM in this process, with SmolLM2's chat form."""
+
+    def __init__(self, model: Path, streams: int, seed: int) -> None:
+        """Start it; about a minute on a GPU."""
+        from transformers import AutoTokenizer
+        from vllm import LLM
+
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.llm = LLM(
+            model=str(model), dtype="bfloat16", max_model_len=1024, max_num_seqs=streams, seed=seed,
+            enable_prefix_caching=True, disable_log_stats=True,
+        )  # fmt: skip
+        self.streams, self.seeds = streams, itertools.count(seed * 1_000_000)
+
+    def generate(self, texts: Sequence[str], options: dict[str, Any]) -> Iterator[Any]:
+        """The completion of each text, which holds its special tokens; each has a seed of its own."""
+        from vllm import SamplingParams
+
+        ids = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        inputs = [{"prompt_token_ids": row} for row in ids]
+        params = [SamplingParams(**options, seed=next(self.seeds)) for _ in inputs]
+        for output in self.llm.generate(inputs, params, use_tqdm=False):
+            yield output.outputs[0]
+
+    def make_prompts(self, until: float) -> list[str]:
+        """Different user messages that SmolLM2 makes up, after the template's prefix, in the time that is given."""
+        opening = self.tokenizer.apply_chat_template(
+            [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\0"}], tokenize=False
+        ).split("\0")[0]
+        found: dict[str, None] = {}
+        while not found or time.monotonic() < until:
+            made = [output.text.strip() for output in self.generate([opening] * self.streams * 2, PROMPT)]
+            found |= dict.fromkeys(prompt for prompt in made if prompts.usable(prompt))
+            if not any(made):
+                break
+        return list(found)
+
+    def answer(self, asked: Sequence[tuple[str, str]]) -> pd.DataFrame:
+        """The answers to (kind, prompt), a row each."""
+        texts = [
+            self.tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+            for _kind, prompt in asked
+        ]
+        rows = [
+            (kind, prompt, output.text.strip(), output.finish_reason == "stop", len(output.token_ids))
+            for (kind, prompt), output in zip(asked, self.generate(texts, ANSWER), strict=True)
+        ]
+        return pd.DataFrame(rows, columns=["kind", "prompt", "answer", "finished", "tokens"])
