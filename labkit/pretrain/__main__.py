@@ -13,6 +13,7 @@ from labkit import files, settings
 from labkit.errors import LabError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+TINY = 8  # documents of each side of the split
 STARTED = time.monotonic()
 
 
@@ -47,6 +48,7 @@ def train(
     learning_rate: float = 3e-3,
     warm_up: Annotated[int, typer.Option(help="steps")] = 100,
     resume: Annotated[bool, typer.Option(help="go on from the model in `out`; corpus and tokenizer stay")] = False,
+    tiny: Annotated[bool, typer.Option(help="a few documents alone: a trial of the whole path")] = False,
     seed: int = 0,
 ) -> None:
     """Corpus, tokenizer, packs, training; the model with the lowest held-out loss stays in `out`/model."""
@@ -62,6 +64,8 @@ def train(
         texts = corpus.bare(frame[frame.split == "train"].text)
         tokenizer = chat.train_tokenizer(texts, folder, model["text_config"]["vocab_size"])
         report(f"tokenizer of {len(tokenizer)} tokens")
+    if tiny:
+        frame = frame.groupby("split").head(TINY)
     packs = {}
     for split, part in frame.groupby("split"):
         packs[split] = corpus.pack(corpus.encode(tokenizer, part.text), length)
@@ -71,7 +75,8 @@ def train(
     plan = loop.Plan(
         seconds=seconds, steps=steps, rows=rows, learning_rate=learning_rate, warm_up=warm_up, seed=seed
     )
-    report(f"{sum(p.numel() for p in model.parameters()):,} weights")
+    weights, experts = sum(p.numel() for p in model.parameters()), model.config._experts_implementation
+    report(f"{weights:,} weights on {model.device}, experts {experts}")
     loop.run(model, packs["train"], packs["held-out"], plan, out, report)
 
 

@@ -88,7 +88,7 @@ def whole_sentences(text: str) -> str:
 def sound(text: str) -> bool:
     """Whether a text is mostly ASCII, holds no special token and does not go round in circles."""
     raw = text.encode()
-    if "<|" in text or sum(not c.isascii() for c in text) > FOREIGN * len(text):
+    if "<|" in text or len(text.encode("ascii", "ignore")) < (1 - FOREIGN) * len(text):
         return False
     return len(raw) < 400 or len(zlib.compress(raw)) > REPETITIVE * len(raw)
 
