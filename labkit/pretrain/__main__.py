@@ -5,12 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit import files, settings
 from labkit.errors import LabError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from transformers import PreTrainedTokenizerFast
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 TINY = 8  # documents of each side of the split
@@ -27,7 +31,7 @@ def generate(
     smollm2: Annotated[Path, typer.Option(help="SmolLM2-135M-Instruct, converted (targets.resolve('smollm2'))")],
     out: Annotated[Path, typer.Option(help="folder for generated-NN.parquet")],
     seconds: Annotated[float, typer.Option(help="time for all of it, the engine's start included")] = 240.0,
-    streams: Annotated[int, typer.Option(help="answers written at a time")] = 1024,
+    streams: Annotated[int, typer.Option(help="answers written at a time")] = 512,
     seed: int = 0,
 ) -> None:
     """Let SmolLM2 write conversations, in this process."""
@@ -36,34 +40,47 @@ def generate(
     generate.run(smollm2, out, seconds=seconds, streams=streams, seed=seed, report=report)
 
 
+def prepared(conversations: Path, out: Path) -> tuple[pd.DataFrame, PreTrainedTokenizerFast]:
+    """The corpus and the tokenizer in `out`, made from the conversations where they are not there yet."""
+    from labkit.pretrain import chat, corpus
+
+    if (out / corpus.FILE).is_file():
+        frame = files.read_parquet(out / corpus.FILE)
+    else:
+        frame = corpus.build(conversations, out)
+    sizes = frame.groupby(["split", "category"]).text.agg(["count", lambda texts: texts.str.len().sum()])
+    report("documents and characters\n" + sizes.to_string(header=False))
+    folder = out / "tokenizer"
+    if not folder.is_dir():
+        model = files.read_json(settings.root() / "data" / "models" / "mini-kimi.json")
+        texts = corpus.bare(frame[frame.split == "train"].text)
+        chat.train_tokenizer(texts, folder, model["text_config"]["vocab_size"])
+    tokenizer = chat.load_tokenizer(folder)
+    report(f"tokenizer of {len(tokenizer)} tokens")
+    return frame, tokenizer
+
+
 @app.command()
 def train(
-    conversations: Annotated[Path, typer.Option(help="folder that `generate` wrote to")],
-    out: Annotated[Path, typer.Option(help="folder for corpus.parquet, tokenizer and model")],
+    out: Annotated[
+        Path, typer.Option(help="folder for corpus.parquet, tokenizer and model; what is there is used")
+    ],
+    conversations: Annotated[Path, typer.Option(help="folder that `generate` wrote to")] = Path(),
     seconds: Annotated[float, typer.Option(help="time for the training alone")] = 240.0,
     steps: Annotated[int, typer.Option(help="end after so many steps, if sooner")] = 1_000_000,
     device: str = "cuda",
-    rows: Annotated[int, typer.Option(help="packs a step")] = 64,
+    rows: Annotated[int, typer.Option(help="packs a step")] = 32,
     length: Annotated[int, typer.Option(help="tokens a pack")] = 1024,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 2e-3,
     warm_up: Annotated[int, typer.Option(help="steps")] = 100,
-    resume: Annotated[bool, typer.Option(help="go on from the model in `out`; corpus and tokenizer stay")] = False,
+    resume: Annotated[bool, typer.Option(help="go on from the model in `out`; else it is new")] = False,
     tiny: Annotated[bool, typer.Option(help="a few documents alone: a trial of the whole path")] = False,
     seed: int = 0,
 ) -> None:
     """Corpus, tokenizer, packs, training; the model with the lowest held-out loss stays in `out`/model."""
-    from labkit.pretrain import chat, corpus, loop
+    from labkit.pretrain import corpus, loop
 
-    folder = out / "tokenizer"
-    if resume and folder.is_dir():
-        frame, tokenizer = files.read_parquet(out / "corpus.parquet"), chat.load_tokenizer(folder)
-    else:
-        frame = corpus.build(conversations, out)
-        report(f"corpus: {frame.groupby(['split', 'category']).text.agg(['count', lambda t: t.str.len().sum()])}")
-        model = files.read_json(settings.root() / "data" / "models" / "mini-kimi.json")
-        texts = corpus.bare(frame[frame.split == "train"].text)
-        tokenizer = chat.train_tokenizer(texts, folder, model["text_config"]["vocab_size"])
-        report(f"tokenizer of {len(tokenizer)} tokens")
+    frame, tokenizer = prepared(conversations, out)
     if tiny:
         frame = frame.groupby("split").head(TINY)
     packs = {}

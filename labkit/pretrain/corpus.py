@@ -28,6 +28,7 @@ SHIPPED_SHARE = 0.12  # of the corpus's bytes, at most
 REPETITIVE = 0.25  # text that zlib makes smaller than this goes round in circles
 FOREIGN = 0.05  # share of characters beyond ASCII above which 4,096 tokens do not cover a text
 SENTENCE_END = re.compile(r"[.!?\"'`)\]]\s")
+FILE = "corpus.parquet"
 GENERATED = "generated-*.parquet"
 
 
@@ -62,7 +63,8 @@ def build(folder: Path, out_dir: Path) -> pd.DataFrame:
     if frame.split.nunique() < 2:
         raise BadCorpus(f"{len(frame)} documents are left, too few to hold any out", "generate for longer")
     frame = frame[["category", "text", "split"]]
-    files.write_parquet(out_dir / "corpus.parquet", frame)
+    with files.atomic(out_dir / FILE) as scratch:
+        frame.to_parquet(scratch, index=False, compression="zstd", compression_level=12)  # it has to travel
     return frame
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pandas as pd
 from labkit import files
 from labkit.pretrain import prompts
 
-ANSWER = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 320}
-PROMPT = {"temperature": 1.0, "top_p": 0.95, "max_tokens": 72}
+# No top_p and no seed a request: either costs the sampler far more than the model itself at 512 streams.
+ANSWER = {"temperature": 0.7, "max_tokens": 320}
+PROMPT = {"temperature": 1.0, "max_tokens": 72}
 CHUNK_S = 40.0  # a chunk's last answers run alone: long chunks keep that share small
 OWN_SHARE = 0.08  # of the time goes into prompts that SmolLM2 makes up
 SYSTEM = "You are a curious person who asks a helpful assistant one short question."
@@ -23,10 +24,10 @@ SYSTEM = "You are a curious person who asks a helpful assistant one short questi
 def run(
     model: Path, out_dir: Path, *, seconds: float, streams: int, seed: int, report: Callable[[str], None]
 ) -> None:
-    """Write out_dir/generated-NN.parquet: kind, prompt, answer, finished, tokens; a file a chunk.
+    """Write out_dir/generated-SEED-NN.parquet: kind, prompt, answer, finished, tokens; a file a chunk.
 
     Stops about `seconds` after its call, the engine's start included; chunks that were written stay whatever
-    happens. `streams` answers are written at a time.
+    happens. `streams` answers are written at a time. Another seed adds to what is there.
     """
     until = time.monotonic() + seconds
     engine = Engine(model, streams, seed)
@@ -37,7 +38,7 @@ def run(
     for number in itertools.count():
         started = time.monotonic()
         chunk = engine.answer(list(itertools.islice(wanted, size)))
-        files.write_parquet(out_dir / f"generated-{number:02d}.parquet", chunk)
+        files.write_parquet(out_dir / f"generated-{seed}-{number:02d}.parquet", chunk)
         took, left = time.monotonic() - started, until - time.monotonic()
         report(f"chunk {number}: {len(chunk)} answers, {chunk.tokens.sum() / took:.0f} tok/s, {left:.0f} s left")
         size = int(len(chunk) / took * min(CHUNK_S, left - 1))
@@ -54,21 +55,23 @@ class Engine:
         from vllm import LLM
 
         self.tokenizer = AutoTokenizer.from_pretrained(model)
-        self.llm = LLM(
-            model=str(model), dtype="bfloat16", max_model_len=1024, max_num_seqs=streams, seed=seed,
-            enable_prefix_caching=True, disable_log_stats=True,
-        )  # fmt: skip
-        self.streams, self.seeds = streams, itertools.count(seed * 1_000_000)
+        self.llm = LLM(model=str(model), dtype="bfloat16", max_model_len=1024, max_num_seqs=streams, seed=seed)
+        self.streams = streams
 
-    def generate(self, texts: Sequence[str], options: dict[str, Any]) -> Iterator[Any]:
-        """The completion of each text, which holds its special tokens; each has a seed of its own."""
+    def generate(self, texts: Sequence[str], options: dict[str, Any]) -> list[tuple[str, bool, int]]:
+        """(text, whether it ended by itself, tokens) of each text, which holds its special tokens."""
         from vllm import SamplingParams
 
         ids = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         inputs = [{"prompt_token_ids": row} for row in ids]
-        params = [SamplingParams(**options, seed=next(self.seeds)) for _ in inputs]
-        for output in self.llm.generate(inputs, params, use_tqdm=False):
-            yield output.outputs[0]
+        # Text is made at the end, many at a time: token by token it would hold up the engine, which shares a core.
+        params = SamplingParams(**options, detokenize=False)
+        done = [output.outputs[0] for output in self.llm.generate(inputs, params, use_tqdm=False)]
+        made = self.tokenizer.batch_decode([output.token_ids for output in done], skip_special_tokens=True)
+        return [
+            (text.strip(), output.finish_reason == "stop", len(output.token_ids))
+            for text, output in zip(made, done, strict=True)
+        ]
 
     def make_prompts(self, until: float) -> list[str]:
         """Different user messages that SmolLM2 makes up, after the template's prefix, in the time that is given."""
@@ -77,9 +80,9 @@ class Engine:
         ).split("\0")[0]
         found: dict[str, None] = {}
         while not found or time.monotonic() < until:
-            made = [output.text.strip() for output in self.generate([opening] * self.streams * 2, PROMPT)]
-            found |= dict.fromkeys(prompt for prompt in made if prompts.usable(prompt))
-            if not any(made):
+            made = self.generate([opening] * self.streams * 2, PROMPT)
+            found |= dict.fromkeys(text for text, ended, _ in made if ended and prompts.usable(text))
+            if not found:
                 break
         return list(found)
 
@@ -92,7 +95,7 @@ class Engine:
             for _kind, prompt in asked
         ]
         rows = [
-            (kind, prompt, output.text.strip(), output.finish_reason == "stop", len(output.token_ids))
-            for (kind, prompt), output in zip(asked, self.generate(texts, ANSWER), strict=True)
+            (*asked_for, *answered)
+            for asked_for, answered in zip(asked, self.generate(texts, ANSWER), strict=True)
         ]
         return pd.DataFrame(rows, columns=["kind", "prompt", "answer", "finished", "tokens"])

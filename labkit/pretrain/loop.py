@@ -32,8 +32,8 @@ class Plan:
 
     seconds: float
     steps: int = 1_000_000
-    rows: int = 64  # packs a step
-    learning_rate: float = 3e-3
+    rows: int = 32  # packs a step
+    learning_rate: float = 2e-3
     warm_up: int = 100  # steps
     floor: float = 0.02  # of the learning rate, at the end
     weight_decay: float = 0.1
@@ -48,7 +48,9 @@ def new_model(device: str, seed: int = 0) -> DeepseekV3ForCausalLM:
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
     shipped = files.read_json(settings.root() / "data" / "models" / "mini-kimi.json")["text_config"]
-    config = DeepseekV3Config(**{key: value for key, value in shipped.items() if key not in ("model_type", "dtype")})
+    config = DeepseekV3Config(
+        **{key: value for key, value in shipped.items() if key not in ("model_type", "dtype")}
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = DeepseekV3ForCausalLM(config)

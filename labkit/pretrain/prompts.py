@@ -13,6 +13,7 @@ from labkit import files, settings
 SHARES = {"templated": 3, "tale": 3, "plain": 1, "own": 3}
 SHORTEST_OWN, LONGEST_OWN = 12, 300  # characters of a prompt that SmolLM2 made up
 RUN = 13  # words in a row that no text may share with an evaluation prompt
+BEGINNING = 3  # words that are looked up first: most places end there
 SHORTEST_RUN = 5  # a whole prompt of fewer words ("And why?") says nothing
 
 
@@ -72,14 +73,15 @@ class Evaluation:
         given = user_messages() if contents is None else contents
         self.runs = {run for content in given for run in runs_of(content)}
         self.lengths = {len(run) for run in self.runs}
-        self.firsts = {run[0] for run in self.runs}
+        self.beginnings = {run[:BEGINNING] for run in self.runs}
 
     def leaks_into(self, text: str) -> bool:
         """Whether `text` holds RUN words in a row of an evaluation prompt, or the whole of a shorter one."""
         words = normalised(text)
         return any(
-            word in self.firsts and any(tuple(words[i : i + length]) in self.runs for length in self.lengths)
-            for i, word in enumerate(words)
+            tuple(words[i : i + BEGINNING]) in self.beginnings
+            and any(tuple(words[i : i + length]) in self.runs for length in self.lengths)
+            for i in range(len(words))
         )
 
 
