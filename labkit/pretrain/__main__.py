@@ -97,6 +97,29 @@ def train(
     loop.run(model, packs["train"], packs["held-out"], plan, out, report)
 
 
+@app.command()
+def export(
+    run: Annotated[Path, typer.Option(help="folder of `train`")],
+    out: Annotated[Path | None, typer.Option(help="where to; data/targets/mini-kimi where left out")] = None,
+) -> None:
+    """Write the trained text model as a Kimi-K2.5 checkpoint, with its tokenizer and held-out text."""
+    from labkit.pretrain import export
+    from labkit.targets import mini_kimi
+
+    report(f"wrote {export.run(run, out or mini_kimi.shipped())}")
+
+
+@app.command()
+def card(target: Annotated[str, typer.Option(help="a shipped name or a folder")] = "mini-kimi") -> None:
+    """Compute the card's figures from the target's files alone and write card.json and README.md there."""
+    from labkit import targets
+    from labkit.pretrain import card
+
+    found = targets.resolve(target)
+    card.make(found, report)
+    report(f"wrote {found.path / card.PAGE}")
+
+
 def main() -> None:
     """An error that the lab explains ends with its text and exit code 1."""
     try:

@@ -74,7 +74,7 @@ class Engine:
         ]
 
     def make_prompts(self, until: float) -> list[str]:
-        """Different user messages that SmolLM2 makes up, after the template's prefix, in the time that is given."""
+        """Different user messages that SmolLM2 makes up after the template's prefix, until a moment."""
         opening = self.tokenizer.apply_chat_template(
             [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\0"}], tokenize=False
         ).split("\0")[0]

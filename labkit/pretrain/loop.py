@@ -38,6 +38,7 @@ class Plan:
     floor: float = 0.02  # of the learning rate, at the end
     weight_decay: float = 0.1
     clip: float = 1.0
+    balance_speed: float = 0.005  # of the balancing biases at the full learning rate; it falls with that
     frozen_from: float = 0.9  # share of the training after which the balancing biases stay
     check_s: float = 20.0  # held-out loss and checkpoint
     seed: int = 0
@@ -245,8 +246,10 @@ def run(
             break
         loss = loss_of(model, batch_of(packs, torch.from_numpy(rows)))
         loss.backward()
-        masters.step(rate_at(plan, step, progress))
-        uneven = balance.step(frozen=progress >= plan.frozen_from)
+        rate = rate_at(plan, step, progress)
+        masters.step(rate)
+        moving = progress < plan.frozen_from
+        uneven = balance.step(plan.balance_speed * rate / plan.learning_rate if moving else 0.0)
         losses.append(loss.detach())
         tokens += plan.rows * train.tokens.shape[1]
         if step % 50 == 0 and device != "cpu":
