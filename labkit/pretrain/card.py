@@ -87,7 +87,7 @@ def perplexity(
     for document, text in zip(documents, texts, strict=True):
         pieces = [document.tokens[i : i + CONTEXT] for i in range(0, len(document.tokens), CONTEXT)]
         scored = [(nats(model, piece), len(piece) - 1) for piece in pieces if len(piece) > 1]
-        size = len(corpus.bare([text])[0].strip().encode())
+        size = len(corpus.bare([text], "")[0].encode())
         rows.append((document.category, sum(n for n, _ in scored), sum(t for _, t in scored), size))
     frame = pd.DataFrame(rows, columns=["category", "nats", "tokens", "bytes"])
     groups = [*frame.groupby("category"), ("all", frame)]
@@ -174,9 +174,9 @@ def page(card: dict[str, Any]) -> str:
     parts = [
         "# mini-kimi",
         "A mixture of experts in Kimi-K2.5's architecture, trained by `python -m labkit.pretrain` on "
-        "conversations that SmolLM2-135M-Instruct (Apache-2.0) wrote, and on text that ships with Python. It is there to show "
-        "how experts are chosen and how such a model goes through the pipeline, not to know anything; its vision "
-        "tower was never trained. This page is written by `python -m labkit.pretrain card`.",
+        "conversations that SmolLM2-135M-Instruct (Apache-2.0) wrote, and on text that ships with Python. "
+        "It is there to show how experts are chosen and how such a model goes through the pipeline, not to know "
+        "anything; its vision tower was never trained. This page is written by `python -m labkit.pretrain card`.",
         f"{count['all']:,} weights, {count['text']:,} of the text model, of which a token uses "
         f"{count['used_by_a_token']:,}.",
         "## Held-out text",

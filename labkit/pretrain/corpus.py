@@ -100,10 +100,10 @@ def held_out(source: str) -> bool:
     return int(hashlib.sha256(source.encode()).hexdigest()[:8], 16) % HELD_OUT == 0
 
 
-def bare(texts: Iterable[str]) -> list[str]:
-    """The texts without their special tokens, for the tokenizer to learn from."""
+def bare(texts: Iterable[str], between: str = "\n") -> list[str]:
+    """The texts with `between` instead of their special tokens, for the tokenizer to learn from."""
     special = re.compile("|".join(map(re.escape, chat.SPECIAL)))
-    return [special.sub("\n", text) for text in texts]
+    return [special.sub(between, text) for text in texts]
 
 
 def check_excluded(texts: Iterable[str]) -> None:
