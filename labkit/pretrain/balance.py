@@ -42,7 +42,7 @@ class Balance:
         mean = self.load.mean(1, keepdim=True)
         for router, move in zip(self.routers, torch.sign(mean - self.load) * speed, strict=True):
             router.e_score_correction_bias.add_(move)
-        uneven = self.load.amax(1) / mean.squeeze(1).clamp(min=1)
+        uneven = self.load.amax(1) / mean.squeeze(1).clamp(min=1e-9)
         self.load.zero_()
         return uneven
 

@@ -31,6 +31,7 @@ QUESTIONS = (
     "What is the capital of France?",
     "Write a Python function that adds two numbers.",
 )
+ANSWER = 160  # tokens at most
 SAMPLED = {"do_sample": True, "temperature": 0.7, "top_k": 50}
 
 
@@ -159,7 +160,7 @@ def samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 output = model.generate(
-                    input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=160,
+                    input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], max_new_tokens=ANSWER,
                     eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **how,
                 )  # fmt: skip
             answer = output[0, inputs["input_ids"].shape[1] :]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HELD_OUT = 100  # one document of so many
 SHIPPED_SHARE = 0.12  # of the corpus's bytes, at most
 REPETITIVE = 0.25  # text that zlib makes smaller than this goes round in circles
+SHORTEST_REPEATED = 25  # characters of a sentence; shorter ones may well come twice
 FOREIGN = 0.05  # share of characters beyond ASCII above which 4,096 tokens do not cover a text
 SENTENCE_END = re.compile(r"[.!?\"'`)\]]\s")
 FILE = "corpus.parquet"
@@ -72,11 +73,11 @@ def conversations(rows: pd.DataFrame) -> pd.DataFrame:
     """Columns category, source, text of the answers worth learning from; each text once."""
     found = []
     for kind, prompt, answer, finished in zip(rows.kind, rows.prompt, rows.answer, rows.finished, strict=True):
-        kept = answer if finished else whole_sentences(answer)
+        kept = until_repeated(answer if finished else whole_sentences(answer))
         if not sound(prompt + kept) or not kept:
             continue
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": kept}]
-        found.append((kind, prompt, chat.render(messages, ended=bool(finished))))
+        found.append((kind, prompt, chat.render(messages, ended=bool(finished) and kept == answer)))
     frame = pd.DataFrame(found, columns=["category", "source", "text"])
     return frame.drop_duplicates("text", ignore_index=True)
 
@@ -85,6 +86,18 @@ def whole_sentences(text: str) -> str:
     """The text up to its last finished sentence; nothing where there is none."""
     ends = [match.end() for match in SENTENCE_END.finditer(text)]
     return text[: ends[-1]].strip() if ends else ""
+
+
+def until_repeated(text: str) -> str:
+    """The text up to the first sentence of some length that it says a second time: from there on it circles."""
+    seen, start = set(), 0
+    for end in [*(match.end() for match in SENTENCE_END.finditer(text)), len(text)]:
+        sentence = text[start:end].strip().lower()
+        if len(sentence) >= SHORTEST_REPEATED and sentence in seen:
+            return text[:start].strip()
+        seen.add(sentence)
+        start = end
+    return text
 
 
 def sound(text: str) -> bool:

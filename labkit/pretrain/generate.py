@@ -19,6 +19,14 @@ PROMPT = {"temperature": 1.0, "max_tokens": 72}
 CHUNK_S = 40.0  # a chunk's last answers run alone: long chunks keep that share small
 OWN_SHARE = 0.08  # of the time goes into prompts that SmolLM2 makes up
 SYSTEM = "You are a curious person who asks a helpful assistant one short question."
+SHORT = {
+    "role": "system",
+    "content": "You are a helpful assistant. You answer in a few short and simple sentences.",
+}
+TALE = {"role": "system", "content": "You tell short and simple stories that a small child understands."}
+# How SmolLM2 is told to answer; the corpus keeps the user's words and the answer alone. Its own manner rambles,
+# which a model of this size cannot follow; the templated prompts keep it, for the sake of longer texts.
+MANNER = {"tale": [TALE], "plain": [SHORT], "own": [SHORT]}
 
 
 def run(
@@ -90,9 +98,11 @@ class Engine:
         """The answers to (kind, prompt), a row each."""
         texts = [
             self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+                [*MANNER.get(kind, ()), {"role": "user", "content": prompt}],
+                tokenize=False,
+                add_generation_prompt=True,
             )
-            for _kind, prompt in asked
+            for kind, prompt in asked
         ]
         rows = [
             (*asked_for, *answered)

@@ -109,7 +109,7 @@ def test_evaluation_prompts_are_found_wherever_they_are():
 def test_nothing_that_is_asked_for_is_an_evaluation_prompt():
     evaluation = prompts.Evaluation()
     assert not [text for text in prompts.templated() if evaluation.leaks_into(text)]
-    asked = itertools.islice(prompts.stream(["What is a prompt of my own?"], 0), 2000)
+    asked = itertools.islice(prompts.stream(["What is a prompt of my own?"], 0), 500)
     assert not [text for _kind, text in asked if evaluation.leaks_into(text) or "{" in text]
 
 
@@ -138,6 +138,14 @@ def test_the_corpus_drops_leaks_and_keeps_a_prompt_on_one_side(tmp_path, monkeyp
     assert sides.nunique().max() == 1
     assert set(frame.split) == {"train", "held-out"}
     assert frame.equals(files.read_parquet(tmp_path / corpus.FILE))
+
+
+def test_text_that_circles_is_cut_where_it_begins_to():
+    once = "I am here to help you today. Yes. Yes. The sun is warm and the day is long. "
+    assert corpus.until_repeated(once.strip()) == once.strip()
+    assert corpus.until_repeated(once + "I am here to help you today. And so on.") == once.strip()
+    assert corpus.whole_sentences('He said "Go." Then he') == 'He said "Go."'
+    assert corpus.whole_sentences("no end") == ""
 
 
 def test_without_text_there_is_no_corpus(tmp_path):
@@ -322,7 +330,9 @@ def test_card_figures_by_hand(target):
     assert found.top_eighth.item() == pytest.approx(0.5)
 
 
-def test_the_card_is_computed_from_the_target_alone(target):
+def test_the_card_is_computed_from_the_target_alone(target, monkeypatch):
+    monkeypatch.setattr(card, "QUESTIONS", card.QUESTIONS[:1])
+    monkeypatch.setattr(card, "ANSWER", 8)
     made = card.make(target, lambda _line: None)
     assert made == json.loads((target.path / card.CARD).read_text(), object_hook=whole_keys)
     page = (target.path / card.PAGE).read_text()
