@@ -7,7 +7,6 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,9 +56,7 @@ def build(folder: Path, out_dir: Path) -> pd.DataFrame:
     own = own[own.text.str.len().cumsum() <= share]
     own["text"] = chat.BOS + own.text + chat.END
     frame = pd.concat([chats, own], ignore_index=True)
-    with ProcessPoolExecutor() as pool:
-        leaks = list(pool.map(Evaluation().leaks_into, frame.text, chunksize=2000))
-    frame = frame[~np.array(leaks, bool)].reset_index(drop=True)
+    frame = frame[~frame.text.map(Evaluation().leaks_into)].reset_index(drop=True)
     frame["split"] = ["held-out" if held_out(source) else "train" for source in frame.source]
     if frame.split.nunique() < 2:
         raise BadCorpus(f"{len(frame)} documents are left, too few to hold any out", "generate for longer")

@@ -1,4 +1,4 @@
-"""mini-kimi's text model in a real vLLM: MLA and MoE say what Transformers' wrapper says, and give their states."""
+"""mini-kimi's text model (MLA, MoE) in a real vLLM: it says what the wrapper says, and gives its states."""
 
 from __future__ import annotations
 
