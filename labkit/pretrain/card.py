@@ -51,15 +51,21 @@ def make(target: Target, report: Callable[[str], None]) -> dict[str, Any]:
         "revision": target.revision,
         "weights": weights(model),
         "held_out": language,
-        "load": load_table(routing).to_dict("records"),
+        "load": records(load_table(routing)),
         "overlap": overlap_of(routing),
-        "unique_experts": experts.unique_by_window(routing, ns=WINDOWS).round(4).to_dict("records"),
+        "unique_experts": records(experts.unique_by_window(routing, ns=WINDOWS)),
         "samples": samples(model, tokenizer),
     }
     files.write_json(target.path / CARD, card)
     with files.atomic(target.path / PAGE) as scratch:
         scratch.write_text(page(card))
     return card
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows to four digits; None for what is not defined, as JSON has no NaN."""
+    rounded = frame.round(4).astype(object)
+    return rounded.where(frame.notna(), None).to_dict("records")
 
 
 def weights(model: PreTrainedModel) -> dict[str, int]:
@@ -115,8 +121,10 @@ def nats(model: PreTrainedModel, tokens: Sequence[int]) -> float:
 
 
 def load_table(routing: experts.Routing) -> pd.DataFrame:
-    """A row a layer: layer, max_over_mean, min_over_mean, entropy (1: even), top_eighth (share of the choices
-    that the busiest eighth of the experts serves; 0.125: even)."""
+    """A row a layer: layer, max_over_mean, min_over_mean, entropy (1: even), top_eighth.
+
+    The last is the share of all choices that fall on the busiest eighth of the experts; 0.125 is even.
+    """
     rows = []
     for layer, shares in zip(routing.layers, experts.popularity(routing), strict=True):
         load = np.sort(shares / shares.sum())[::-1]
@@ -130,7 +138,7 @@ def load_table(routing: experts.Routing) -> pd.DataFrame:
                 "top_eighth": load[: len(load) // 8].sum(),
             }
         )
-    return pd.DataFrame(rows).round(4)
+    return pd.DataFrame(rows)
 
 
 def overlap_of(routing: experts.Routing) -> dict[str, Any]:
@@ -206,6 +214,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def shown(value: Any) -> str:
     """A figure as the page shows it."""
+    if value is None:
+        return "–"
     return f"{value:.3f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 

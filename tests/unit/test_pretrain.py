@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, DeepseekV3ForCausalLM
 
@@ -296,6 +297,18 @@ def test_the_wrapper_says_what_the_trained_model_says(run_dir, target):
         wanted = checkpoint(input_ids=ids).logits
         assert torch.equal(text(input_ids=ids).logits, wanted)
         assert torch.equal(wrapper(input_ids=ids).logits, wanted)
+
+
+def test_tensors_have_the_names_of_kimis_checkpoint(target):
+    with safe_open(target.path / "model.safetensors", framework="pt") as tensors:
+        kinds = {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118
+    text = [name for name in kinds if name.startswith("language_model.model.layers.")]
+    assert any(name.startswith("vision_tower.") for name in kinds)
+    assert "language_model.model.layers.1.mlp.experts.47.down_proj.weight" in text
+    assert "language_model.model.layers.0.mlp.gate_proj.weight" in text
+    assert not [name for name in kinds if name.startswith("language_model") and "blocks" in name]
+    assert {kind for name, kind in kinds.items() if "e_score_correction_bias" in name} == {"F32"}
+    assert {kind for name, kind in kinds.items() if "e_score_correction_bias" not in name} == {"BF16"}
 
 
 def test_the_text_model_alone_is_what_engines_read(run_dir, target):
