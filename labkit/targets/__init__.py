@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from labkit.targets.geometry import Geometry, geometry
-from labkit.targets.sources import BrokenTarget, HubUnreachable, Target, UnknownTarget, resolve
+from labkit.targets.sources import BrokenTarget, HubUnreachable, Target, UnknownTarget, resolve, text_model
 
-__all__ = ["BrokenTarget", "Geometry", "HubUnreachable", "Target", "UnknownTarget", "geometry", "resolve"]
+__all__ = [
+    "BrokenTarget",
+    "Geometry",
+    "HubUnreachable",
+    "Target",
+    "UnknownTarget",
+    "geometry",
+    "resolve",
+    "text_model",
+]

