@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from labkit.experts import texts
 
 SHORTEST = 200  # characters: less says nothing
 LONGEST = 3500  # characters a document: about a context
+NOT_STANDARD = ("site-packages", "dist-packages", "test", "tests", "idle_test")
 COPYRIGHTS = Path("/usr/share/common-licenses")
 
 
@@ -22,7 +24,7 @@ def documents() -> pd.DataFrame:
     Only modules of the standard library count as code, so that the text is the same wherever that Python is.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    modules = sorted(p for p in library.rglob("*.py") if not {"site-packages", "test", "tests"} & set(p.parts))
+    modules = sorted(standard_modules(library))
     sources = {
         "Python source": ((str(p.relative_to(library)), text_of(p)) for p in modules if p.parent == library),
         "Python docstrings": ((str(p.relative_to(library)), docstrings(text_of(p))) for p in modules),
@@ -36,6 +38,13 @@ def documents() -> pd.DataFrame:
         for piece in pieces(text)
     ]
     return pd.DataFrame(rows, columns=["category", "source", "text"]).drop_duplicates("text", ignore_index=True)
+
+
+def standard_modules(library: Path) -> Iterator[Path]:
+    """The modules below `library`, without what was installed there and without tests."""
+    for folder, inner, names in os.walk(library):
+        inner[:] = [name for name in inner if name not in NOT_STANDARD]  # os.walk goes on with these
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def enumerated(found: list[Path | str]) -> Iterator[tuple[str, str]]:
