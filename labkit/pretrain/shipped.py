@@ -7,6 +7,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -65,9 +66,15 @@ def docstrings(source: str) -> str:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return ""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    return "\n\n".join(text for text in found if text)
+    return "\n\n".join(text for node in documented(tree) if (text := ast.get_docstring(node)))
+
+
+def documented(node: Any) -> Iterator[Any]:
+    """A module, and the classes and functions in its body, in theirs, and so on; expressions are not entered."""
+    yield node
+    for inner in node.body:
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from documented(inner)
 
 
 def pieces(text: str) -> Iterator[str]:
