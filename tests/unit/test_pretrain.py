@@ -57,6 +57,12 @@ def run_dir(tmp_path_factory, frame, tokenizer):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path_factory):
+    """Text models taken out of these targets are not kept among the real ones."""
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory, run_dir):
     return targets.resolve(export.run(run_dir, tmp_path_factory.mktemp("target") / "mini"))
