@@ -18,7 +18,7 @@ def export(source: Path, folder: Path, wrapper: str) -> None:
 
     `wrapper` is where the checkpoint keeps it ("language_model.model"). Tensors keep their bits and types; what
     lies outside the wrapper (vision tower, projector) is left out. A tied lm_head is written out and untied:
-    vLLM's DeepSeek class knows no tying and would serve a head of zeros. Raises BrokenConfig for an unknown family.
+    vLLM's DeepSeek class knows no tying, its head would be zeros. Raises BrokenConfig for an unknown family.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
