@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -13,6 +15,7 @@ from labkit.experts import texts
 
 SHORTEST = 200  # characters: less says nothing
 LONGEST = 3500  # characters a document: about a context
+NOT_STANDARD = ("site-packages", "dist-packages", "test", "tests", "idle_test")
 COPYRIGHTS = Path("/usr/share/common-licenses")
 
 
@@ -22,7 +25,7 @@ def documents() -> pd.DataFrame:
     Only modules of the standard library count as code, so that the text is the same wherever that Python is.
     """
     library = Path(sysconfig.get_path("stdlib"))
-    modules = sorted(p for p in library.rglob("*.py") if not {"site-packages", "test", "tests"} & set(p.parts))
+    modules = sorted(standard_modules(library))
     sources = {
         "Python source": ((str(p.relative_to(library)), text_of(p)) for p in modules if p.parent == library),
         "Python docstrings": ((str(p.relative_to(library)), docstrings(text_of(p))) for p in modules),
@@ -36,6 +39,13 @@ def documents() -> pd.DataFrame:
         for piece in pieces(text)
     ]
     return pd.DataFrame(rows, columns=["category", "source", "text"]).drop_duplicates("text", ignore_index=True)
+
+
+def standard_modules(library: Path) -> Iterator[Path]:
+    """The modules below `library`, without what was installed there and without tests."""
+    for folder, inner, names in os.walk(library):
+        inner[:] = [name for name in inner if name not in NOT_STANDARD]  # os.walk goes on with these
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
 
 
 def enumerated(found: list[Path | str]) -> Iterator[tuple[str, str]]:
@@ -56,9 +66,15 @@ def docstrings(source: str) -> str:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return ""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
-    return "\n\n".join(text for text in found if text)
+    return "\n\n".join(text for node in documented(tree) if (text := ast.get_docstring(node)))
+
+
+def documented(node: Any) -> Iterator[Any]:
+    """A module, and the classes and functions in its body, in theirs, and so on; expressions are not entered."""
+    yield node
+    for inner in node.body:
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from documented(inner)
 
 
 def pieces(text: str) -> Iterator[str]:

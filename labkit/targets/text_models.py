@@ -9,6 +9,7 @@ from typing import Any
 from labkit import files
 from labkit.targets.configs import BrokenConfig, unwrap
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 TOKENIZER = ("tokenizer*", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -16,22 +17,27 @@ def export(source: Path, folder: Path, wrapper: str) -> None:
     """Write the text model of the checkpoint in `source` into `folder`: config, weights, tokenizer.
 
     `wrapper` is where the checkpoint keeps it ("language_model.model"). Tensors keep their bits and types; what
-    lies outside the wrapper (vision tower, projector) is left out. Raises BrokenConfig for an unknown family.
+    lies outside the wrapper (vision tower, projector) is left out. A tied lm_head is written out and untied:
+    vLLM's DeepSeek class knows no tying, its head would be zeros. Raises BrokenConfig for an unknown family.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     config, _wrapped = unwrap(files.read_json(source / "config.json"))
-    files.write_json(folder / "config.json", dict(config) | {"architectures": [text_class(dict(config))]})
+    untied = {"architectures": [text_class(dict(config))], "tie_word_embeddings": False}
+    files.write_json(folder / "config.json", dict(config) | untied)
+    index = source / "model.safetensors.index.json"
     for file in sorted(source.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             kept = {new: tensors.get_tensor(old) for old in tensors.keys() if (new := text_name(old, wrapper))}  # noqa: SIM118
+        if config.get("tie_word_embeddings") and EMBEDDING in kept:
+            kept[HEAD] = kept[EMBEDDING].clone()
         if kept:
             save_file(kept, folder / file.name, metadata={"format": "pt"})
-    index = source / "model.safetensors.index.json"
     if index.exists():
         listed = files.read_json(index)
         names = {new: at for old, at in listed["weight_map"].items() if (new := text_name(old, wrapper))}
+        names |= {HEAD: names[EMBEDDING]} if config.get("tie_word_embeddings") else {}
         files.write_json(folder / index.name, listed | {"weight_map": names})
     for pattern in TOKENIZER:
         for file in source.glob(pattern):

@@ -35,23 +35,22 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def extracting(text, folder, log_dir):
-    """The text model in a server that also writes hidden states."""
-    layers = [*LAYERS, text.geometry.num_hidden_layers]
-    options = {"layers": layers, "storage": folder / "raw", "max_model_len": 512, "max_num_seqs": 8}
-    with engine.serve(text, "extract", log_dir=log_dir, **options) as running:
-        yield running
+def rows(text, wrapper, folder, log_dir):
+    """Conversations that the text model answered in a plain server, which also said what the wrapper says."""
+    prompts = conversations.split(conversations.templated(), 8, 2, seed=0)
+    with engine.serve(text, "baseline", log_dir=log_dir, max_model_len=512, max_num_seqs=8) as plain:
+        compare(plain, wrapper, text)
+        return conversations.collect(prompts, plain, folder / "data", max_length=256, max_tokens=32)
 
 
-def test_the_engine_says_what_the_wrapper_says(extracting, wrapper, text):
+def compare(server, wrapper, text) -> None:
+    """Greedy tokens and their log-probabilities by the server against the wrapper in Transformers."""
     tokenizer, exact, count = text.tokenizer(), 0, 0
     for question in QUESTIONS:
         messages = [{"role": "user", "content": question}]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-        body = {"model": extracting.model, "prompt": ids, "max_tokens": 24, "temperature": 0, "logprobs": 1}
-        reply = httpx.post(
-            f"{extracting.base_url}/completions", json=body | {"return_token_ids": True}, timeout=300
-        )
+        body = {"model": server.model, "prompt": ids, "max_tokens": 24, "temperature": 0, "logprobs": 1}
+        reply = httpx.post(f"{server.base_url}/completions", json=body | {"return_token_ids": True}, timeout=300)
         reply.raise_for_status()
         choice = reply.json()["choices"][0]
         said = choice["token_ids"]
@@ -66,10 +65,11 @@ def test_the_engine_says_what_the_wrapper_says(extracting, wrapper, text):
     assert exact >= 0.9 * count
 
 
-def test_states_from_the_engine_are_the_wrappers(extracting, wrapper, text, folder):
-    prompts = conversations.split(conversations.templated(), 8, 2, seed=0)
-    rows = conversations.collect(prompts, extracting, folder / "data", max_length=256, max_tokens=32)
-    out = extract.run(folder / "data", extracting, folder / "states", target=text, layers=LAYERS)
+def test_the_engine_says_what_the_wrapper_says_and_gives_its_states(rows, wrapper, text, folder, log_dir):
+    layers = [*LAYERS, text.geometry.num_hidden_layers]
+    options = {"layers": layers, "storage": folder / "raw", "max_model_len": 512, "max_num_seqs": 8}
+    with engine.serve(text, "extract", log_dir=log_dir, **options) as extracting:
+        out = extract.run(folder / "data", extracting, folder / "states", target=text, layers=LAYERS)
     assert extract.verify(out).empty
     seen = {}
     hooks = [

@@ -155,7 +155,7 @@ def test_unique_experts_lie_between_k_and_independence(run_folder):
     n, k = geometry.n_routed_experts, geometry.num_experts_per_tok
     assert found["unique_experts_n4_uniform"] == pytest.approx(n * (1 - (1 - k / n) ** 4), rel=1e-6)
     assert k <= found["unique_experts_n4"] <= found["unique_experts_n4_uniform"] + 0.5
-    assert found["moe_target_trained"] is False
+    assert found["moe_target_trained"] is True
 
 
 def test_head_is_what_vllm_serves(run_folder):

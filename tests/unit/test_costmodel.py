@@ -253,7 +253,9 @@ def test_weights_are_those_of_transformers(name):
         got.n_routed_experts / got.num_experts_per_tok - 1
     )
     embedding = 0 if got.tie_word_embeddings else got.vocab_size * got.hidden_size
-    assert table.sum() + unread + embedding == pytest.approx(real, rel=0.0005)  # norms are left out
+    assert table.sum() + unread + embedding == pytest.approx(
+        real, rel=0.001
+    )  # norms are left out: 0.07% of mini-kimi
 
 
 def test_cache_bytes():
