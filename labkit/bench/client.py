@@ -48,9 +48,12 @@ class Session:
         self.name = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     async def look(self) -> None:
-        """Find out whether drafts can be counted request by request: one at a time, on a server that counts."""
+        """Find out whether drafts can be counted request by request: one at a time, on a server that counts.
+
+        After the warm-up: SGLang shows no counter before its first draft.
+        """
         counters = await self.counters() if self.plan.concurrency == 1 else None
-        self.count_each = counters is not None and counters.speculates
+        self.count_each = counters is not None and (counters.speculates or bool(counters.windowed))
 
     async def counters(self) -> Counters | None:
         """The server's counters now; None where it publishes none."""
@@ -207,7 +210,6 @@ async def run_level(
     session: Session, work: Workload, jobs: list[tuple[Prompt, int]], emit: Callable[[Row], None]
 ) -> None:
     """Warm up, then send the jobs with as many in flight as the session's plan says."""
-    await session.look()
     left = iter(jobs)
 
     async def warm(worker: int) -> None:
@@ -219,5 +221,6 @@ async def run_level(
             emit(await session.measure(prompt, repeat))
 
     await asyncio.gather(*(warm(worker) for worker in range(session.plan.concurrency)))
+    await session.look()
     session.begin()
     await asyncio.gather(*(send() for _ in range(session.plan.concurrency)))

@@ -53,9 +53,9 @@ COLUMNS = {
     "drafts": "Int64",
     "drafted": "Int64",
     "accepted": "Int64",
-    "accepted_at": "object",  # by draft position
+    "accepted_at": "object",  # by draft position; empty where the engine tells only their sum (SGLang)
     "eligible_at": "object",
-    "acceptance_source": "string",  # response (vLLM's per-request metrics), counters (/metrics), foreign traffic
+    "acceptance_source": "string",  # response (its own account), counters (/metrics), or why there is none
     "prompt_token_ids": "object",
     "output_token_ids": "object",
     "reasoning_text": "string",
@@ -88,7 +88,7 @@ def of_stream(stream: Stream) -> Row:
     row["reasoning_text"] = "".join(piece.reasoning for piece in stream.pieces)
     row["answer_text"] = "".join(piece.answer for piece in stream.pieces)
     if stream.speculation:
-        row |= of_acceptance(reported(stream.speculation), "response")
+        row |= of_acceptance(acceptance.from_response(stream.speculation, row["tokens_total"]), "response")
     return row
 
 
@@ -176,23 +176,13 @@ def reasoning_tokens(stream: Stream, total: int) -> tuple[int | None, str, bool]
     return round(total * share), source, False
 
 
-def reported(metrics: Mapping[str, Any]) -> Acceptance:
-    """Acceptance from vLLM's per-request metrics: exact by step at level `detailed`, else from the histogram."""
-    k, accepted = int(metrics["num_spec_tokens"]), metrics.get("per_step_accepted")
-    if accepted is not None and metrics.get("per_step_drafted") is not None:
-        return acceptance.from_steps(metrics["per_step_drafted"], accepted, k=k)
-    histogram = metrics["acceptance_histogram"]  # [j]: steps that accepted exactly j draft tokens
-    at_least = [sum(histogram[position + 1 :]) for position in range(k)]
-    return acceptance.from_positions(at_least, drafts=sum(histogram), drafted=metrics["num_draft_tokens"])
-
-
 def of_acceptance(accepted: Acceptance, source: str) -> Row:
     """The acceptance columns of a request."""
     return {
         "drafts": accepted.drafts,
         "drafted": accepted.drafted,
         "accepted": accepted.accepted,
-        "accepted_at": list(accepted.accepted_at),
+        "accepted_at": list(accepted.accepted_at) or None,
         "eligible_at": None if accepted.eligible_at is None else list(accepted.eligible_at),
         "acceptance_source": source,
     }
