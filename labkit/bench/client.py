@@ -68,6 +68,7 @@ class Session:
         row: Row = {
             "prompt_id": prompt.id,
             "category": prompt.category,
+            "prompt_source": prompt.source,
             "repeat": repeat,
             "model": self.plan.model,
             "concurrency": self.plan.concurrency,
@@ -83,7 +84,7 @@ class Session:
         try:
             async with asyncio.timeout(self.plan.timeout_s):
                 measured = rows.of_stream(await self.stream(prompt, repeat))
-        except (httpx.HTTPError, SSEError, LabError, TimeoutError, ValueError) as error:
+        except (httpx.HTTPError, SSEError, LabError, TimeoutError, ValueError, RecursionError) as error:
             if isinstance(error, (httpx.HTTPError, TimeoutError)) and not await self.answers():
                 self.gone = True
             return row | {"error": describe(error, self.plan)}
@@ -180,7 +181,7 @@ def describe(error: Exception, plan: Plan) -> str:
         httpx.RemoteProtocolError: "stream broke off",
         httpx.ReadError: "stream broke off",
         SSEError: "no event stream",
-        ValueError: "unreadable event",
+        (ValueError, RecursionError): "unreadable event",
     }
     kind = next((name for known, name in kinds.items() if isinstance(error, known)), type(error).__name__)
     return f"{kind}: {error}"[:300]

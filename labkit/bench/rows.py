@@ -20,6 +20,7 @@ COLUMNS = {
     "variant": "string",
     "prompt_id": "string",
     "category": "string",
+    "prompt_source": "string",  # the file that the prompt is from, with its version or digest
     "repeat": "Int64",
     "model": "string",
     "concurrency": "Int64",
