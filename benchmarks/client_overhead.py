@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -57,7 +58,7 @@ def compared(client: str, measured: Gaps, written: Gaps) -> Outcome:
 @contextlib.contextmanager
 def steady_server(tokens: int) -> Iterator[str]:
     """The address of a server that runs until the context ends."""
-    command = [sys.executable, "-m", "benchmarks.steady_server", str(PERIOD_S), str(tokens)]
+    command = [sys.executable, str(Path(__file__).with_name("steady_server.py")), str(PERIOD_S), str(tokens)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().strip()

@@ -1,4 +1,4 @@
-"""A server whose tokens leave at known times: python -m benchmarks.steady_server PERIOD_S TOKENS
+"""A server whose tokens leave at known times: python benchmarks/steady_server.py PERIOD_S TOKENS
 
 Prints its address. Each stream has an absolute schedule of its own, so a late token does not delay the next one.
 GET /emissions tells when each token of each prompt's latest stream was written, seconds; GET /v1/models as ever.
