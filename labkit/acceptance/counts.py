@@ -87,6 +87,8 @@ class Acceptance:
                 "accepted counts must fall with the position, stay below the drafts and add up; were conditional "
                 "counts, or counters of different moments, mixed?",
             )
+        if self.accepted_at:
+            object.__setattr__(self, "accepted_sum", None)  # said once: equal counts are equal objects
 
     @property
     def accepted(self) -> int:

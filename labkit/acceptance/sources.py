@@ -83,7 +83,7 @@ def pool(parts: Iterable[Acceptance]) -> Acceptance:
     parts = list(parts)
     k = max((len(part.accepted_at) for part in parts), default=0)
     eligible = [part.eligible_at for part in parts]
-    told = all(part.accepted_sum is None or part.accepted_at for part in parts)
+    told = all(part.accepted_sum is None for part in parts)
     return Acceptance(
         drafts=_sum_known([part.drafts for part in parts]),
         drafted=_sum_known([part.drafted for part in parts]),

@@ -133,7 +133,7 @@ class Session:
                         f"error inside the stream: {message_of(event.data)}", "see the server's log"
                     )
                 if event.data:
-                    stream.feed(json.loads(event.data), at)
+                    fed(stream, event.data, at)
         stream.close()
         return stream
 
@@ -144,6 +144,17 @@ class Session:
         except httpx.HTTPError:
             return False
         return True
+
+
+def fed(stream: Stream, data: str, at: float) -> None:
+    """Give an event's text to the stream; raises BrokenStream for JSON of a shape that no server should send."""
+    event = json.loads(data)
+    try:
+        stream.feed(event, at)
+    except (AttributeError, TypeError, KeyError) as error:
+        raise BrokenStream(
+            f"event of an unknown shape ({error}): {data[:200]}", "is this an OpenAI-compatible server?"
+        ) from error
 
 
 class Refused(LabError):

@@ -11,6 +11,7 @@ import pandas as pd
 from labkit import acceptance
 from labkit.acceptance import Acceptance
 from labkit.bench.stream import Stream, reasoning_share
+from labkit.errors import LabError
 
 Row = dict[str, Any]
 SPECIAL_TOKENS = 16  # that an answer may have without text: ends, tags, markers of tool calls
@@ -89,7 +90,7 @@ def of_stream(stream: Stream) -> Row:
     row["reasoning_text"] = "".join(piece.reasoning for piece in stream.pieces)
     row["answer_text"] = "".join(piece.answer for piece in stream.pieces)
     if stream.speculation:
-        row |= of_acceptance(acceptance.from_response(stream.speculation, row["tokens_total"]), "response")
+        row |= of_response(stream.speculation, row["tokens_total"])
     return row
 
 
@@ -175,6 +176,16 @@ def reasoning_tokens(stream: Stream, total: int) -> tuple[int | None, str, bool]
         return 0, "stream", False
     share, source = reasoning_share(stream.pieces)
     return round(total * share), source, False
+
+
+def of_response(told: Mapping[str, Any], tokens: int) -> Row:
+    """The acceptance columns from a response's own account; the server may change its shape; the times stay."""
+    try:
+        return of_acceptance(acceptance.from_response(told, tokens), "response")
+    except LabError as error:
+        return {"acceptance_source": f"unusable: {error.what}"}
+    except (KeyError, TypeError, ValueError) as error:
+        return {"acceptance_source": f"unusable: unknown shape of the response's account ({error!r})"[:300]}
 
 
 def of_acceptance(accepted: Acceptance, source: str) -> Row:

@@ -628,6 +628,36 @@ def test_rates_never_pass_for_counts_nor_one_kind_for_the_other() -> None:
     assert not hasattr(found.conditional, "mean_length")
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"num_spec_tokens": 3},
+        VLLM | {"acceptance_histogram": None},
+        VLLM | {"num_draft_tokens": 5},
+        SGLANG | {"spec_verify_ct": None},
+        SGLANG | {"spec_draft_token_num": 5},
+    ],
+)
+def test_a_response_whose_account_makes_no_sense_spoils_no_times(told: dict) -> None:
+    last = usage(11) | (
+        {"meta_info": told} if "spec_verify_ct" in told else {"metrics": {"speculative_decoding": told}}
+    )
+    found = play(ROLE, delta(content="a"), 0.02, delta("stop", content="b" * 20), last)
+    assert pd.isna(found["error"])
+    assert found["tpot_ms"] > 0
+    assert pd.isna(found["drafts"])
+    assert found["acceptance_source"].startswith("unusable: ")
+
+
+def test_sglang_s_own_account_is_read_from_the_stream() -> None:
+    last = delta("stop", content="b" * 20)
+    last["choices"][0]["meta_info"] = SGLANG | {"spec_accept_histogram": [1, 1, 1, 1]}
+    found = play(ROLE, delta(content="a"), 0.02, last, usage(11))
+    assert (found["drafts"], found["drafted"], found["accepted"]) == (4, 12, 6)
+    assert list(found["accepted_at"]) == [3, 2, 1]
+    assert found["acceptance_source"] == "response"
+
+
 FAILURES: dict[str, tuple[Reply, str]] = {
     "status": (Reply(status=429, body={"error": {"message": "slow down"}}), "HTTP 429: slow down"),
     "error in a 200 stream": (
@@ -641,6 +671,7 @@ FAILURES: dict[str, tuple[Reply, str]] = {
     "broken off": (Reply([ROLE, delta(content="a"), BREAK]), "stream broke off"),
     "ended early": (Reply([ROLE, delta(content="a"), usage(1)]), "without a finish reason"),
     "time-out": (Reply([ROLE, delta(content="a"), 1.0, delta("stop"), usage(1)]), "time-out after 0.4 s"),
+    "choices of no known shape": (Reply([ROLE, {"choices": ["a"]}, delta("stop")]), "event of an unknown shape"),
     "nesting without end": (Reply([ROLE, "[" * 100_000]), "unreadable event"),
 }
 
