@@ -128,7 +128,7 @@ def between(before: Counters, after: Counters, *, expect_tokens: int | None = No
     accepted = delta.accepted if delta.accepted is not None else sum(delta.accepted_at)
     return Acceptance(
         drafts=delta.drafts,
-        drafted=delta.drafted,
+        drafted=delta.drafted if "drafted" in delta.values else None,
         accepted_at=delta.accepted_at,
         steps=max(tokens - accepted, delta.drafts),
         tokens=tokens,
