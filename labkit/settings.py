@@ -186,6 +186,7 @@ class NgramBaseline(Settings):
         "prompts_per_category": (1, 2, 10),
         "max_tokens": (24, 128, 1024),
         "repeats": (1, 2, 3),
+        "cooldown_s": (0, 2, 10),
         "max_model_len": (1024, 2048, 8192),
     }
     at_least = {
@@ -193,6 +194,7 @@ class NgramBaseline(Settings):
         "max_tokens": 2,
         "repeats": 1,
         "concurrency": 1,
+        "cooldown_s": 0,
         "num_speculative_tokens": 1,
         "prompt_lookup_max": 1,
         "prompt_lookup_min": 1,
@@ -206,6 +208,7 @@ class NgramBaseline(Settings):
     max_tokens: int = 0
     repeats: int = 0
     concurrency: int = 1
+    cooldown_s: float = 0.0
     temperature: float = 0.0
     num_speculative_tokens: int = 5
     prompt_lookup_max: int = 4

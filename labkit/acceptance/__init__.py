@@ -17,7 +17,18 @@ from labkit.acceptance.counters import (
     snapshot,
 )
 from labkit.acceptance.counts import Acceptance, Conditional, Impossible, Unconditional
-from labkit.acceptance.sources import between, from_positions, from_rows, from_steps, pool, positions, table
+from labkit.acceptance.responses import from_response
+from labkit.acceptance.sources import (
+    between,
+    from_chunks,
+    from_positions,
+    from_rows,
+    from_steps,
+    pool,
+    positions,
+    request_mean,
+    table,
+)
 
 __all__ = [
     "Acceptance",
@@ -30,12 +41,15 @@ __all__ = [
     "Unconditional",
     "Unreadable",
     "between",
+    "from_chunks",
     "from_positions",
+    "from_response",
     "from_rows",
     "from_steps",
     "parse",
     "pool",
     "positions",
+    "request_mean",
     "snapshot",
     "table",
 ]

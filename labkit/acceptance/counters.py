@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from labkit.engine.urls import root_url
 from labkit.errors import LabError
@@ -30,7 +31,7 @@ class Unreadable(LabError):
 
 # Our name: the names that engines give the counter (without _total, which some leave out).
 NAMES = {
-    "drafts": ("vllm:spec_decode_num_drafts",),
+    "drafts": ("vllm:spec_decode_num_drafts", "sglang:spec_verify_calls"),
     "drafted": ("vllm:spec_decode_num_draft_tokens",),
     "accepted": ("vllm:spec_decode_num_accepted_tokens",),
     "accepted_at": ("vllm:spec_decode_num_accepted_tokens_per_pos",),
@@ -38,7 +39,10 @@ NAMES = {
     "requests": ("vllm:request_success", "sglang:num_requests"),
 }
 OURS = {theirs: ours for ours, names in NAMES.items() for theirs in names}
-SPECULATION = ("drafts", "drafted", "accepted", "accepted_at")
+# Means of the last batches: SGLang shows them, nobody can take a difference of them (NeMo-Automodel#2912).
+WINDOWED = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
+BEGAN = "process_start_time_seconds"
+Series = tuple[str, tuple[tuple[str, str], ...]]  # name without suffix, labels
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,12 @@ class Counters:
     """Values summed over engines (and API servers), and when each series began.
 
     values["accepted_at:i"] counts draft position i. `created` maps a series to its start as the server says.
+    `windowed` names gauges of acceptance that are not zero.
     """
 
     values: dict[str, float]
     created: dict[str, float]
+    windowed: tuple[str, ...] = ()
 
     @property
     def speculates(self) -> bool:
@@ -65,6 +71,16 @@ class Counters:
     def drafted(self) -> int:
         """Drafted tokens."""
         return int(self.values.get("drafted", 0))
+
+    @property
+    def counts_accepted(self) -> bool:
+        """Whether it counts accepted tokens: vLLM does, SGLang counts only verified drafts."""
+        return any(name.startswith("accepted") for name in self.values)
+
+    @property
+    def accepted(self) -> int | None:
+        """Accepted draft tokens; None where only those by position are counted."""
+        return int(self.values["accepted"]) if "accepted" in self.values else None
 
     @property
     def accepted_at(self) -> tuple[int, ...]:
@@ -88,10 +104,11 @@ class Counters:
         Raises NoCounters when the server does not speculate, CountersReset when it restarted in between.
         """
         if not later.speculates:
+            shown = f", only the gauges {', '.join(later.windowed)}" if later.windowed else ""
             raise NoCounters(
-                "the server's /metrics has no vllm:spec_decode_* counters",
-                "start it with a speculative configuration; SGLang publishes only windowed gauges, which "
-                "cannot be differenced",
+                f"the server's /metrics has no vllm:spec_decode_* or sglang:spec_verify_calls counters{shown}",
+                "start it with a speculative configuration; gauges are means of the last batches, whoever sent "
+                "them, and cannot be differenced: an SGLang that counts spec_verify_calls_total is needed",
             )
         moved = [name for name in self.created if later.created.get(name) != self.created[name]]
         delta = {name: value - self.values.get(name, 0.0) for name, value in later.values.items()}
@@ -103,7 +120,7 @@ class Counters:
                 f"counters went back or began anew between the snapshots: {which}",
                 "the server restarted; measure again without a restart",
             )
-        return Counters(delta, later.created)
+        return Counters(delta, later.created, later.windowed)
 
 
 def snapshot(source: object) -> Counters:
@@ -132,22 +149,42 @@ def fetch(url: str) -> str:
 
 
 def parse(text: str) -> Counters:
-    """Counters of a Prometheus page (text format), summed over the labels; raises Unreadable."""
-    values: dict[str, float] = defaultdict(float)
+    """Counters of a Prometheus page (text format), summed over the labels; raises Unreadable.
+
+    A series that is there under both of its names (with and without _total), or twice, counts once.
+    """
+    series: dict[Series, float] = {}
     created: dict[str, float] = {}
+    windowed = set()
+    for sample in samples(text):
+        base = sample.name.removesuffix("_created").removesuffix("_total")
+        labels = tuple(sorted(sample.labels.items()))
+        if sample.name == BEGAN or (base in OURS and sample.name.endswith("_created")):
+            created[f"{base}{dict(labels)}"] = sample.value
+        elif sample.name in WINDOWED and sample.value > 0:
+            windowed.add(sample.name)
+        elif base in OURS and series.setdefault((base, labels), sample.value) != sample.value:
+            raise Unreadable(
+                f"{base}{dict(labels)} stands there twice, as {series[base, labels]:g} and {sample.value:g}",
+                "is this the page of several servers strung together? give the /metrics of one",
+            )
+    return Counters(summed(series), created, tuple(sorted(windowed)))
+
+
+def samples(text: str) -> list[Sample]:
+    """All samples of a page; raises Unreadable."""
     try:
-        families = list(text_string_to_metric_families(text))
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except ValueError as error:
         raise Unreadable(
             f"this is no Prometheus text: {error}", "give the address of the /metrics page"
         ) from error
-    for sample in (sample for family in families for sample in family.samples):
-        base = sample.name.removesuffix("_created").removesuffix("_total")
-        if base not in OURS:
-            continue
-        if sample.name.endswith("_created"):
-            created[f"{base}{sorted(sample.labels.items())}"] = sample.value
-            continue
+
+
+def summed(series: dict[Series, float]) -> dict[str, float]:
+    """Values by our names, over all other labels (engine, model, API server)."""
+    values: dict[str, float] = defaultdict(float)
+    for (base, labels), value in series.items():
         name = OURS[base]
-        values[f"{name}:{sample.labels['position']}" if name == "accepted_at" else name] += sample.value
-    return Counters(dict(values), created)
+        values[f"{name}:{dict(labels).get('position', '')}" if name == "accepted_at" else name] += value
+    return dict(values)

@@ -58,42 +58,51 @@ class Conditional(_Rates):
 class Acceptance:
     """Pooled counts of drafts and what became of them; every rate is derived from these.
 
-    accepted_at[i]: drafts whose token i was accepted. eligible_at[i]: drafts that had a token i and all tokens
-    before it accepted; None where the source does not tell (an engine's counters). `tokens` are those that came
-    of the `steps`, the first token of each request left out; both None where unknown.
+    accepted_at[i]: drafts whose token i was accepted; empty where the source tells only their sum, `accepted_sum`.
+    eligible_at[i]: drafts that had a token i and all tokens before it accepted; None where the source does not
+    tell (an engine's counters). `drafts` (streams alone) and `drafted` (SGLang's counters) are None where unknown:
+    rates that need them are NaN then. `tokens` are those that came of the `steps`, the first token of each request
+    left out; both None where unknown.
     """
 
-    drafts: int
-    drafted: int
+    drafts: int | None
+    drafted: int | None
     accepted_at: tuple[int, ...]
     eligible_at: tuple[int, ...] | None = None
     steps: int | None = None
     tokens: int | None = None
+    accepted_sum: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse counts that contradict each other."""
-        ladder = (self.drafts, *self.accepted_at)
+        most = math.inf if self.drafts is None else self.drafts
+        ladder = (most, *self.accepted_at)
         falling = all(after <= before for before, after in itertools.pairwise(ladder))
-        if min(ladder) < 0 or not falling or self.accepted > self.drafted:
+        torn = bool(self.accepted_at) and self.accepted != sum(self.accepted_at)
+        over = self.drafted is not None and self.accepted > self.drafted
+        if min(*ladder, self.accepted) < 0 or not falling or torn or over:
             raise Impossible(
-                f"drafts {self.drafts}, drafted {self.drafted}, accepted by position {self.accepted_at}",
-                "accepted counts must fall with the position and stay below the drafts; were conditional "
+                f"drafts {self.drafts}, drafted {self.drafted}, accepted {self.accepted}, by position "
+                f"{self.accepted_at}",
+                "accepted counts must fall with the position, stay below the drafts and add up; were conditional "
                 "counts, or counters of different moments, mixed?",
             )
+        if self.accepted_at:
+            object.__setattr__(self, "accepted_sum", None)  # said once: equal counts are equal objects
 
     @property
     def accepted(self) -> int:
         """Accepted draft tokens, bonus tokens not counted."""
-        return sum(self.accepted_at)
+        return sum(self.accepted_at) if self.accepted_sum is None else self.accepted_sum
 
     @property
     def mean_length(self) -> float:
-        """Tokens that a drafting step yields, bonus included; NaN without drafts."""
+        """Tokens that a drafting step yields, bonus included; NaN without drafts or a count of them."""
         return 1 + self.accepted / self.drafts if self.drafts else math.nan
 
     @property
     def rate(self) -> float:
-        """Accepted / drafted, bonus not counted; NaN without drafts."""
+        """Accepted / drafted, bonus not counted; NaN without drafts, or where drafted tokens are not counted."""
         return self.accepted / self.drafted if self.drafted else math.nan
 
     @property
@@ -117,7 +126,7 @@ class Acceptance:
     @property
     def drafting_share(self) -> float:
         """Share of the steps that had a draft; NaN where unknown."""
-        return self.drafts / self.steps if self.steps else math.nan
+        return self.drafts / self.steps if self.steps and self.drafts is not None else math.nan
 
     def by_position(self) -> pd.DataFrame:
         """A row a position (1 first): accepted, unconditional and conditional rate."""

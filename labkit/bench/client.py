@@ -48,9 +48,12 @@ class Session:
         self.name = datetime.now(UTC).isoformat(timespec="milliseconds")
 
     async def look(self) -> None:
-        """Find out whether drafts can be counted request by request: one at a time, on a server that counts."""
+        """Find out whether drafts can be counted request by request: one at a time, on a server that counts.
+
+        After the warm-up: SGLang shows no counter before its first draft.
+        """
         counters = await self.counters() if self.plan.concurrency == 1 else None
-        self.count_each = counters is not None and counters.speculates
+        self.count_each = counters is not None and (counters.speculates or bool(counters.windowed))
 
     async def counters(self) -> Counters | None:
         """The server's counters now; None where it publishes none."""
@@ -65,6 +68,7 @@ class Session:
         row: Row = {
             "prompt_id": prompt.id,
             "category": prompt.category,
+            "prompt_source": prompt.source,
             "repeat": repeat,
             "model": self.plan.model,
             "concurrency": self.plan.concurrency,
@@ -80,7 +84,7 @@ class Session:
         try:
             async with asyncio.timeout(self.plan.timeout_s):
                 measured = rows.of_stream(await self.stream(prompt, repeat))
-        except (httpx.HTTPError, SSEError, LabError, TimeoutError, ValueError) as error:
+        except (httpx.HTTPError, SSEError, LabError, TimeoutError, ValueError, RecursionError) as error:
             if isinstance(error, (httpx.HTTPError, TimeoutError)) and not await self.answers():
                 self.gone = True
             return row | {"error": describe(error, self.plan)}
@@ -129,7 +133,7 @@ class Session:
                         f"error inside the stream: {message_of(event.data)}", "see the server's log"
                     )
                 if event.data:
-                    stream.feed(json.loads(event.data), at)
+                    fed(stream, event.data, at)
         stream.close()
         return stream
 
@@ -140,6 +144,17 @@ class Session:
         except httpx.HTTPError:
             return False
         return True
+
+
+def fed(stream: Stream, data: str, at: float) -> None:
+    """Give an event's text to the stream; raises BrokenStream for JSON of a shape that no server should send."""
+    event = json.loads(data)
+    try:
+        stream.feed(event, at)
+    except (AttributeError, TypeError, KeyError) as error:
+        raise BrokenStream(
+            f"event of an unknown shape ({error}): {data[:200]}", "is this an OpenAI-compatible server?"
+        ) from error
 
 
 class Refused(LabError):
@@ -177,7 +192,7 @@ def describe(error: Exception, plan: Plan) -> str:
         httpx.RemoteProtocolError: "stream broke off",
         httpx.ReadError: "stream broke off",
         SSEError: "no event stream",
-        ValueError: "unreadable event",
+        (ValueError, RecursionError): "unreadable event",
     }
     kind = next((name for known, name in kinds.items() if isinstance(error, known)), type(error).__name__)
     return f"{kind}: {error}"[:300]
@@ -207,7 +222,6 @@ async def run_level(
     session: Session, work: Workload, jobs: list[tuple[Prompt, int]], emit: Callable[[Row], None]
 ) -> None:
     """Warm up, then send the jobs with as many in flight as the session's plan says."""
-    await session.look()
     left = iter(jobs)
 
     async def warm(worker: int) -> None:
@@ -219,5 +233,6 @@ async def run_level(
             emit(await session.measure(prompt, repeat))
 
     await asyncio.gather(*(warm(worker) for worker in range(session.plan.concurrency)))
+    await session.look()
     session.begin()
     await asyncio.gather(*(send() for _ in range(session.plan.concurrency)))

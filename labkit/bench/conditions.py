@@ -27,7 +27,9 @@ def fingerprint(settings: Settings, variant: str, prompts: pd.DataFrame, **optio
     conditions.setdefault("temperature", 0.0)
     conditions |= {"schema": SCHEMA, "weights": weights_of(getattr(settings, "target", ""))}
     contents = {name: content(value) for name, value in options.items()}
-    return files.digest([variant, conditions, prompts.to_dict("records"), contents, engine_version()])
+    # Not the source: a file changes with prompts that were not chosen, too.
+    texts = prompts.drop(columns="source", errors="ignore").to_dict("records")
+    return files.digest([variant, conditions, texts, contents, engine_version()])
 
 
 def weights_of(target: str) -> Any:

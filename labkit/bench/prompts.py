@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,10 +14,12 @@ from typing import Any
 
 import pandas as pd
 
-from labkit import settings
+from labkit import files, settings
 from labkit.errors import LabError
 
-COLUMNS = ["prompt_id", "category", "messages"]
+COLUMNS = ["prompt_id", "category", "messages", "source"]
+MANIFEST = "manifest.json"  # of data/prompts: version, licence, and of each file its digest and count
+BLANKED = re.compile(r"placeholder|to be (filled|fetched|downloaded)|should be fetched from", re.IGNORECASE)
 ROLES = ("system", "user", "assistant", "tool", "developer")
 Messages = list[dict[str, Any]]
 
@@ -32,10 +35,11 @@ class Prompt:
     id: str
     category: str
     content: Messages | str | list[int]
+    source: str = ""
 
 
 def prompts(source: str | Path = "benchmark", per_category: int | None = None, seed: int = 0) -> pd.DataFrame:
-    """Prompts, a row each: prompt_id, category, messages.
+    """Prompts, a row each: prompt_id, category, messages, source (the file, with its version or digest).
 
     `source` is "benchmark" (all of data/prompts), a category of it, a .jsonl file or a folder of such files.
     With `per_category` that many of each category in a seeded random order: a larger number keeps the smaller
@@ -79,6 +83,17 @@ def prompt_files(source: str | Path) -> list[Path]:
     return found
 
 
+def origin(path: Path) -> str:
+    """Which text a file holds: "benchmark VERSION" for one of the lab's own as published, else name and digest."""
+    manifest = settings.root() / "data" / "prompts" / MANIFEST
+    if path.resolve().parent == manifest.resolve().parent and manifest.exists():
+        published = files.read_json(manifest)
+        known = published["files"].get(path.name, {}).get("sha256", "")
+        if known.startswith(files.digest_file(path)):
+            return f"{published['name']} {published['version']}"
+    return f"{path.name} {files.digest_file(path)}"
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     """The prompts of one .jsonl file, {"id", "category", "messages"} a line; blank lines are skipped."""
     try:
@@ -101,7 +116,8 @@ def read(path: Path) -> list[dict[str, Any]]:
                 "results are paired by id, so give each prompt its own",
             )
         seen[row["prompt_id"]] = number
-    return rows
+    source = origin(path)
+    return [row | {"source": source} for row in rows]
 
 
 def row_of(line: str, path: Path, number: int) -> dict[str, Any]:
@@ -109,7 +125,7 @@ def row_of(line: str, path: Path, number: int) -> dict[str, Any]:
     where = f"{path}, line {number}"
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BadPrompts(f"{where} is no JSON: {error}", "write one JSON object a line") from error
     missing = [key for key in ("id", "category", "messages") if not isinstance(value, dict) or key not in value]
     if missing:
@@ -132,13 +148,20 @@ def check_messages(messages: Any, where: str) -> None:
 
 
 def refuse_placeholders(rows: list[dict[str, Any]], source: str | Path) -> None:
-    """Raise BadPrompts where most prompts are one text: data sets are published with the texts blanked out."""
-    texts = [json.dumps(row["messages"]) for row in rows]
-    if len(texts) > 2 and len(set(texts)) <= len(texts) // 2:
-        raise BadPrompts(
-            f"{source}: {len(texts)} prompts, but only {len(set(texts))} different texts",
-            "these look like placeholders; fetch the data set's own texts first",
-        )
+    """Raise BadPrompts where a category's texts are mostly one, or say so: data sets come with texts blanked out.
+
+    Numbers are not told apart: a placeholder that carries its row's number is one.
+    """
+    for category in dict.fromkeys(row["category"] for row in rows):
+        texts = [json.dumps(row["messages"]) for row in rows if row["category"] == category]
+        different = {re.sub(r"[0-9]+", "0", text) for text in texts}
+        blanked = sum(bool(BLANKED.search(text)) for text in texts)
+        if (len(texts) > 2 and len(different) <= len(texts) // 2) or blanked > len(texts) // 2:
+            raise BadPrompts(
+                f"{source}: {len(texts)} prompts of category {category!r}, but {len(different)} different texts, "
+                f"{blanked} of which speak of placeholders",
+                "these look like placeholders; fetch the data set's own texts first",
+            )
 
 
 def as_prompts(values: pd.DataFrame | Iterable[Any]) -> list[Prompt]:
@@ -157,11 +180,12 @@ def as_prompt(value: Any, number: int) -> Prompt:
     """One prompt: a string or messages for chat, `prompt` of a row or token ids for plain completions."""
     if isinstance(value, Prompt):
         return value
-    name, category = f"prompt-{number:03d}", ""
+    name, category, source = f"prompt-{number:03d}", "", ""
     if isinstance(value, dict):
+        source = value["source"] if isinstance(value.get("source"), str) else ""  # NaN after a concat
         name, category = str(value.get("prompt_id", value.get("id", name))), str(value.get("category", ""))
         if "messages" not in value:
-            return Prompt(name, category, plain_prompt(value.get("prompt"), name))
+            return Prompt(name, category, plain_prompt(value.get("prompt"), name), source)
         value = value["messages"]
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -169,7 +193,7 @@ def as_prompt(value: Any, number: int) -> Prompt:
     if value and all(isinstance(token, Integral) for token in value):
         return Prompt(name, category, plain_prompt(value, name))
     check_messages(value, f"prompt {name}")
-    return Prompt(name, category, [dict(message) for message in value])
+    return Prompt(name, category, [dict(message) for message in value], source)
 
 
 def plain_prompt(value: Any, name: str) -> str | list[int]:

@@ -11,6 +11,7 @@ import pandas as pd
 from labkit import acceptance
 from labkit.acceptance import Acceptance
 from labkit.bench.stream import Stream, reasoning_share
+from labkit.errors import LabError
 
 Row = dict[str, Any]
 SPECIAL_TOKENS = 16  # that an answer may have without text: ends, tags, markers of tool calls
@@ -20,6 +21,7 @@ COLUMNS = {
     "variant": "string",
     "prompt_id": "string",
     "category": "string",
+    "prompt_source": "string",  # the file that the prompt is from, with its version or digest
     "repeat": "Int64",
     "model": "string",
     "concurrency": "Int64",
@@ -53,9 +55,9 @@ COLUMNS = {
     "drafts": "Int64",
     "drafted": "Int64",
     "accepted": "Int64",
-    "accepted_at": "object",  # by draft position
+    "accepted_at": "object",  # by draft position; empty where the engine tells only their sum (SGLang)
     "eligible_at": "object",
-    "acceptance_source": "string",  # response (vLLM's per-request metrics), counters (/metrics), foreign traffic
+    "acceptance_source": "string",  # response (its own account), counters (/metrics), or why there is none
     "prompt_token_ids": "object",
     "output_token_ids": "object",
     "reasoning_text": "string",
@@ -88,7 +90,7 @@ def of_stream(stream: Stream) -> Row:
     row["reasoning_text"] = "".join(piece.reasoning for piece in stream.pieces)
     row["answer_text"] = "".join(piece.answer for piece in stream.pieces)
     if stream.speculation:
-        row |= of_acceptance(reported(stream.speculation), "response")
+        row |= of_response(stream.speculation, row["tokens_total"])
     return row
 
 
@@ -176,14 +178,14 @@ def reasoning_tokens(stream: Stream, total: int) -> tuple[int | None, str, bool]
     return round(total * share), source, False
 
 
-def reported(metrics: Mapping[str, Any]) -> Acceptance:
-    """Acceptance from vLLM's per-request metrics: exact by step at level `detailed`, else from the histogram."""
-    k, accepted = int(metrics["num_spec_tokens"]), metrics.get("per_step_accepted")
-    if accepted is not None and metrics.get("per_step_drafted") is not None:
-        return acceptance.from_steps(metrics["per_step_drafted"], accepted, k=k)
-    histogram = metrics["acceptance_histogram"]  # [j]: steps that accepted exactly j draft tokens
-    at_least = [sum(histogram[position + 1 :]) for position in range(k)]
-    return acceptance.from_positions(at_least, drafts=sum(histogram), drafted=metrics["num_draft_tokens"])
+def of_response(told: Mapping[str, Any], tokens: int) -> Row:
+    """The acceptance columns from a response's own account; the server may change its shape; the times stay."""
+    try:
+        return of_acceptance(acceptance.from_response(told, tokens), "response")
+    except LabError as error:
+        return {"acceptance_source": f"unusable: {error.what}"}
+    except (KeyError, TypeError, ValueError) as error:
+        return {"acceptance_source": f"unusable: unknown shape of the response's account ({error!r})"[:300]}
 
 
 def of_acceptance(accepted: Acceptance, source: str) -> Row:
@@ -192,7 +194,7 @@ def of_acceptance(accepted: Acceptance, source: str) -> Row:
         "drafts": accepted.drafts,
         "drafted": accepted.drafted,
         "accepted": accepted.accepted,
-        "accepted_at": list(accepted.accepted_at),
+        "accepted_at": list(accepted.accepted_at) or None,
         "eligible_at": None if accepted.eligible_at is None else list(accepted.eligible_at),
         "acceptance_source": source,
     }

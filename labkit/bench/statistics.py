@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+COLD = {"tpot_ms": 1.5, "ttft_ms": 3.0}  # times the same prompt's later median: that first request was cold
 DRIFT = 0.1  # of TPOT from the first repeat to the last, from which on the summary says so
 
 
@@ -113,6 +114,17 @@ def drift(rows: pd.DataFrame) -> float:
     return median(ends["tpot_ms", "last"] / ends["tpot_ms", "first"]) - 1
 
 
+def cold(rows: pd.DataFrame) -> bool:
+    """Whether a session's first request was far slower than the same prompt later: too little warm-up."""
+    known = rows[rows["tpot_ms"].notna() & rows["started_s"].notna()]
+    for _, session in known.groupby(["variant", "session", "concurrency"], dropna=False):
+        first = session.loc[session["started_s"].idxmin()]
+        later = session[(session["prompt_id"] == first["prompt_id"]) & (session["repeat"] != first["repeat"])]
+        if any(first[name] > times * median(later[name]) for name, times in COLD.items()):
+            return True
+    return False
+
+
 def median(values: pd.Series) -> float:
     """Median, NaN for none."""
     return quantile(values, 0.5)
@@ -163,6 +175,8 @@ def advice(group: pd.DataFrame) -> str:
         notes.append("fewer token ids arrived than were counted: use a stream interval of 1 to replay outputs")
     if good["extra_body"].fillna("").str.contains("ignore_eos").any():
         notes.append("ignore_eos makes the model ramble on: do not read acceptance or a speedup from these rows")
+    if cold(good):
+        notes.append("the first request was far slower than the same prompt later: measure with more warm-up")
     if abs(drift(good)) > DRIFT and good["prompt_id"].nunique() > 2:
         notes.append(
             f"TPOT changed by {drift(good):+.0%} from the first repeat to the last: other load, heat, or too "

@@ -58,7 +58,7 @@ class Stream:
             raise BrokenStream(f"error inside the stream: {message}", "see the server's log")
         self.usage = event.get("usage") or self.usage
         self.prompt_ids = event.get("prompt_token_ids") or self.prompt_ids
-        self.speculation = (event.get("metrics") or {}).get("speculative_decoding") or self.speculation
+        self.speculation = speculation(event) or self.speculation
         for choice in event.get("choices") or []:  # the usage chunk has none
             self.take(choice, at, (event.get("usage") or {}).get("completion_tokens"))
 
@@ -73,6 +73,7 @@ class Stream:
         delta = choice.get("delta") or {}
         self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
         self.usage = choice.get("usage") or self.usage  # Kimi's own API has it here
+        self.speculation = speculation(choice) or self.speculation
         thought, answer = texts(delta.get("content"))
         piece = Piece(
             at,
@@ -134,6 +135,12 @@ class Stream:
         """When the first output, or the first of the answer (text or tool call), came; None if none did."""
         found = (p.at for p in self.pieces if not answer or p.answer.strip() or p.tool)
         return next(found, None)
+
+
+def speculation(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What an event says of its request's drafts: vLLM's metrics, or SGLang's meta_info; None without."""
+    told, meta = (event.get("metrics") or {}).get("speculative_decoding"), event.get("meta_info") or {}
+    return told or (meta if "spec_verify_ct" in meta else None)
 
 
 def texts(content: Any) -> tuple[str, str]:

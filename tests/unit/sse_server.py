@@ -41,6 +41,7 @@ class Fake:
         self.script, self.metrics = script, metrics
         self.requests: list[dict[str, Any]] = []
         self.sent_at: list[float] = []
+        self.written: list[list[float]] = []  # by request: when each event with data left, [DONE] apart
         self.pages: dict[str, Any] = {}  # what other paths answer
         self.in_flight = 0
         self.lock = threading.Lock()
@@ -99,6 +100,8 @@ class Fake:
         handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
         handler.send_header("Transfer-Encoding", "chunked")
         handler.end_headers()
+        written: list[float] = []
+        self.written.append(written)
         start, due = time.perf_counter(), 0.0
         for event in [*reply.events, *(["[DONE]"] if reply.done else [])]:
             if isinstance(event, float) or callable(event):
@@ -112,6 +115,8 @@ class Fake:
                 self.chunk(handler, event)
             else:
                 text = event if isinstance(event, str) else json.dumps(event)
+                if event != "[DONE]":
+                    written.append(time.perf_counter())
                 self.chunk(handler, f"data: {text}\n\n".encode())
         self.chunk(handler, b"")
 

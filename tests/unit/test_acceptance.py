@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pandas as pd
+import prometheus_client
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,6 +165,39 @@ def test_a_server_without_speculation() -> None:
     assert acceptance.snapshot(sglang).generated == 7
     with pytest.raises(acceptance.NoCounters, match="gauges"):
         acceptance.between(acceptance.snapshot(sglang), acceptance.snapshot(sglang))
+
+
+def test_a_page_as_the_library_of_the_servers_writes_it() -> None:
+    """prometheus_client's own output, _created series and the process's start included."""
+    registry = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=registry)
+    labels = ["model_name", "engine"]
+    drafts = prometheus_client.Counter("vllm:spec_decode_num_drafts", "x", labels, registry=registry)
+    at = prometheus_client.Counter(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "x", [*labels, "position"], registry=registry
+    )
+    tokens = prometheus_client.Counter("vllm:generation_tokens", "x", labels, registry=registry)
+    finished = prometheus_client.Counter("vllm:request_success", "x", labels, registry=registry)
+
+    def now() -> acceptance.Counters:
+        return acceptance.snapshot(prometheus_client.generate_latest(registry).decode())
+
+    for engine in "01":
+        for counter in (drafts, tokens, finished):
+            counter.labels("m", engine)
+        for position in "01":
+            at.labels("m", engine, position)
+    before = now()
+    for engine in "01":
+        drafts.labels("m", engine).inc(5)
+        at.labels("m", engine, "0").inc(4)
+        at.labels("m", engine, "1").inc(1)
+        tokens.labels("m", engine).inc(12)
+        finished.labels("m", engine).inc()
+    found = acceptance.between(before, now(), expect_tokens=24)
+    assert (found.drafts, found.accepted_at, found.mean_length) == (10, (8, 2), 2.0)
+    assert (found.tokens, found.steps) == (22, 12)
+    assert math.isnan(found.rate)  # this page counts no drafted tokens
 
 
 def test_unreadable_pages() -> None:

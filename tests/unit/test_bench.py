@@ -40,13 +40,6 @@ def test_a_plain_stream_gives_the_times_of_the_script() -> None:
     assert row["answer_text"] == "abc"
 
 
-def test_several_tokens_in_a_chunk_count_in_tpot_not_in_gaps() -> None:
-    """sglang#12064: with speculation a gap between chunks is not the time of a token."""
-    row = one(Reply([ROLE, delta(content="a"), 0.06, delta("length", content="bcd"), usage(4)]))
-    assert row["gaps_ms"][0] == pytest.approx(60, abs=15)
-    assert row["tpot_ms"] == pytest.approx(row["gaps_ms"][0] / 3)
-
-
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
 def test_both_names_of_reasoning(key: str) -> None:
     """vllm#27752 renamed the field; a client that knows one name reports no tokens with the other."""

@@ -1,0 +1,35 @@
+"""The arithmetic of benchmarks/client_overhead.py, and what its server records. No time is asserted."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import client_overhead
+from benchmarks.client_overhead import compared
+
+
+def test_what_was_measured_beside_what_was_written() -> None:
+    written = {"a": [20.0, 20.0, 20.0], "b": [20.0, 30.0, 20.0]}
+    measured = {"b": [21.0, 29.0, 21.0], "a": [21.0, 21.0, 19.0]}
+    found = compared("x", measured, written)
+    assert (found.client, found.streams) == ("x", 2)
+    assert found.ratio == pytest.approx(21 / 20)
+    # Of six values the 99th percentile lies 0.95 of the way from the fifth to the sixth (numpy, linear).
+    assert found.p99_ratio == pytest.approx((21 + 0.95 * 8) / (20 + 0.95 * 10))
+    assert found.off_ms == pytest.approx(1.0)
+    assert compared("x", written, written).ratio == 1.0
+
+
+@pytest.mark.parametrize("measured", [{"a": [20.0]}, {"a": [20.0, 20.0], "c": [1.0]}, {}])
+def test_gaps_that_do_not_belong_together_are_refused(measured: dict) -> None:
+    with pytest.raises(RuntimeError, match="one for one"):
+        compared("x", measured, {"a": [20.0, 20.0]})
+
+
+def test_the_server_s_record_is_of_the_streams_that_were_read() -> None:
+    with client_overhead.steady_server(5) as url:
+        gaps = client_overhead.by_labkit(url, 3, 5)
+        truth = client_overhead.written(url, 3)
+    assert {name: len(found) for name, found in gaps.items()} == dict.fromkeys(client_overhead.names(3), 4)
+    assert client_overhead.compared("labkit", gaps, truth).streams == 3
+    assert all(gap > 0 for found in truth.values() for gap in found)
