@@ -1,4 +1,4 @@
-"""vLLM server variants: start, wait, attach, stop."""
+"""vLLM server variants: start, wait, attach, stop; and the swap of a systemd service for one of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from labkit.engine.server import (
     on_demand,
     serve,
 )
+from labkit.engine.swapping import restore, status, swap
+from labkit.engine.swapplan import SwapPlan, plan
 from labkit.engine.urls import base_url
 from labkit.engine.variants import VARIANTS, UnknownVariant, Variant, diff
 
@@ -26,11 +28,16 @@ __all__ = [
     "PortInUse",
     "Server",
     "ServerUnreachable",
+    "SwapPlan",
     "UnknownVariant",
     "Variant",
     "attach",
     "base_url",
     "diff",
     "on_demand",
+    "plan",
+    "restore",
     "serve",
+    "status",
+    "swap",
 ]

@@ -81,7 +81,9 @@ def of_memory() -> list[tuple[int, Holder]]:
     index = {uuid: int(number) for number, uuid in ask("--query-gpu=index,uuid")}
     rows = [row for row in ask("--query-compute-apps=gpu_uuid,pid,used_memory") if len(row) == 3]
     return [
-        (index[uuid], holder(int(pid), int(mib) if mib.isdigit() else 0)) for uuid, pid, mib in rows if uuid in index
+        (index[uuid], holder(int(pid), int(mib) if mib.isdigit() else 0))
+        for uuid, pid, mib in rows
+        if uuid in index
     ]
 
 
@@ -114,7 +116,9 @@ def wait_back(
 
 def held(gpu: int, mib: int, expected: int, limit_s: float) -> GpuMemoryHeld:
     """The error for memory that did not come back."""
-    names = "; ".join(str(process) for index, process in of_memory() if index == gpu) or "no process that can be seen"
+    names = (
+        "; ".join(str(process) for index, process in of_memory() if index == gpu) or "no process that can be seen"
+    )
     return GpuMemoryHeld(
         f"GPU {gpu} uses {mib} MiB, {limit_s:.0f} s after its server ended; {expected} MiB were expected. "
         f"On it: {names}",

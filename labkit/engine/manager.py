@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.engine import supervisor, units
+from labkit.engine import supervisor
 from labkit.errors import LabError
 
 QUERY_LIMIT_S = 30.0
@@ -60,8 +60,8 @@ class Manager:
         return [*self.systemctl, *(["--user"] if self.user else []), *arguments]
 
     def install(self, source: Path, unit: str) -> list[str]:
-        """The command that puts a unit file where systemd finds it."""
-        return [*self.systemctl[:-1], "install", "-D", "-m", "0644", str(source), str(self.folder / unit)]
+        """The command that puts a unit file where systemd finds it; readable for its owner only, as it may hold keys."""
+        return [*self.systemctl[:-1], "install", "-D", "-m", "0600", str(source), str(self.folder / unit)]
 
     def remove(self, unit: str) -> list[str]:
         """The command that takes the unit file away; no error where it is not there."""
@@ -92,10 +92,11 @@ class Manager:
     def processes(self, unit: str) -> list[Process]:
         """The service's processes, from its control group, else its main process and what that started."""
         shown = self.show(unit)
-        group = Path("/sys/fs/cgroup") / shown.get("ControlGroup", "").strip("/")
+        group = shown.get("ControlGroup", "").strip("/")
         ids: set[int] = set()
-        if shown.get("ControlGroup", "").strip("/"):
-            ids = {int(pid) for path in group.glob("**/cgroup.procs") for pid in path.read_text().split()}
+        for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd") if group else ():
+            for path in (Path(root) / group).glob("**/cgroup.procs"):
+                ids |= {int(pid) for pid in path.read_text().split()}
         main = int(shown.get("MainPID") or 0)
         return started([*ids, *tree(main)])
 
@@ -133,9 +134,13 @@ def started(ids: list[int]) -> list[Process]:
 def ask(words: list[str]) -> str:
     """A query's output; raises NoService with what it said."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=QUERY_LIMIT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=QUERY_LIMIT_S, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoService(f"{' '.join(words)} does not run: {error}", "is systemd there? --systemctl says how") from error
+        raise NoService(
+            f"{' '.join(words)} does not run: {error}", "is systemd there? --systemctl says how"
+        ) from error
     if done.returncode:
         said = (done.stderr or done.stdout).strip()
         raise NoService(f"{' '.join(words)} ended with {done.returncode}: {said}", "check the service's name")
@@ -164,13 +169,3 @@ def act(words: list[str]) -> None:
             f"{' '.join(words)} ended with {done.returncode}: {said}",
             "run it by hand; where rights are missing, use --user or --systemctl 'sudo -n systemctl'",
         )
-
-
-def log_of(text: str) -> Path | None:
-    """The file that a unit's standard error or output goes to; None where it is the journal."""
-    lines = units.lines_of(text)
-    for key in ("StandardError", "StandardOutput"):
-        kind, _, path = units.setting(lines, "Service", key).partition(":")
-        if kind in ("append", "file", "truncate") and path:
-            return Path(path)
-    return None

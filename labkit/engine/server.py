@@ -16,7 +16,6 @@ import httpx
 from labkit import settings, targets
 from labkit.engine import diagnosis, launch, urls, variants
 from labkit.errors import LabError
-from labkit.runs.progress import Waiting
 
 START_LIMIT_S = 900.0
 
@@ -203,6 +202,10 @@ def launch_server(target: targets.Target, variant: str, options: dict[str, Any],
 
 def wait_ready(server: Server, limit_s: float) -> None:
     """Wait for /health with a progress line; raises EngineFailed when the server ends or time runs out."""
+    from labkit.runs.progress import (
+        Waiting,  # labkit.runs takes seconds to import, which no guard of a swap may wait
+    )
+
     waiting = Waiting(f"starting the {server.variant} server")
     while True:
         if server.process is not None and server.process.poll() is not None:
