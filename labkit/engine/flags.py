@@ -19,7 +19,7 @@ SPECULATION += ("ngram-prompt-lookup-min", "speculative-draft-tensor-parallel-si
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag among words `first` to `last` (inclusive); `value` None for a bare one. `name` without dashes and dots."""
+    """A flag among words `first` to `last` (inclusive); `value` None for a bare one; `name` without dashes."""
 
     name: str
     value: str | None
@@ -28,7 +28,7 @@ class Flag:
 
 
 def read(words: list[str]) -> list[Flag]:
-    """The flags of a command line. vLLM takes --a-b V, --a_b V, --a-b=V, a few short names, and --a.b V for JSON."""
+    """The flags of a command line. vLLM takes --a-b V, --a_b V, --a-b=V, short names, and --a.b V for JSON."""
     return list(found(words))
 
 

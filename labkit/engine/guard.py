@@ -1,8 +1,8 @@
 """The guard of a swap: a process in its own session that swaps, waits for the lab to end, and puts back.
 
 `python -m labkit.engine.guard FOLDER PIPE LOCK`. It alone changes the system, so whatever happens to the lab, at
-whatever moment, one process knows how far things are. PIPE is the read end of a pipe that the lab holds open: end of
-file means that the lab is done or dead. LOCK is the inherited descriptor of the service's lock.
+whatever moment, one process knows how far things are. PIPE is the read end of a pipe that the lab holds open:
+end of file means that the lab is done or dead. LOCK is the inherited descriptor of the service's lock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(folder: str, pipe: int) -> int:
 
 
 def restore(plan: SwapPlan, state: State) -> int:
-    """Put the original back; 1 with the reason in the state file when that fails. A busy systemd is asked again."""
+    """Put the original back; 1, with the reason in the state, when that fails. A busy systemd is asked again."""
     for attempt in range(ATTEMPTS):
         try:
             swapsteps.put_back(plan, state)

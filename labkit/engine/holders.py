@@ -99,7 +99,7 @@ def without(pids: Iterable[int]) -> Memory:
 def wait_back(
     expected: Memory, limit_s: float = MEMORY_LIMIT_S, *, asked_to_stop: Callable[[], None] = lambda: None
 ) -> None:
-    """Wait until no GPU uses more than `expected` and none is still being freed; raises GpuMemoryHeld, naming who."""
+    """Wait until no GPU uses more than `expected`, nor frees memory still; raises GpuMemoryHeld, naming who."""
     deadline, before = time.monotonic() + limit_s, dict[int, int]()
     while expected:
         now = used()

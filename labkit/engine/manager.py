@@ -60,7 +60,7 @@ class Manager:
         return [*self.systemctl, *(["--user"] if self.user else []), *arguments]
 
     def install(self, source: Path, unit: str) -> list[str]:
-        """The command that puts a unit file where systemd finds it; readable for its owner only, as it may hold keys."""
+        """The command that puts a unit file where systemd finds it; it may hold keys: only its owner reads it."""
         return [*self.systemctl[:-1], "install", "-D", "-m", "0600", str(source), str(self.folder / unit)]
 
     def remove(self, unit: str) -> list[str]:
@@ -150,8 +150,8 @@ def ask(words: list[str]) -> str:
 def act(words: list[str]) -> None:
     """Run a command that changes something; raises CommandFailed with what it said.
 
-    It has no time limit: a service takes as long to stop as its own TimeoutStopSec lets it. It dies with us, so that
-    nothing is still being started after the one who wanted it is gone.
+    It has no time limit: a service takes as long to stop as its own TimeoutStopSec lets it. It dies with us, so
+    that nothing is still being started after the one who wanted it is gone.
     """
     try:
         done = subprocess.run(

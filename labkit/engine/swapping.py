@@ -89,8 +89,8 @@ def locked(folder: Path, service: str) -> int:
     if held is None:
         state = State(folder).read()
         raise SwapBusy(
-            f"a swap of {service} is under way: {state.get('phase', 'beginning')} since {state.get('since', 'just now')}"
-            f", by pid {state.get('owner', 'unknown')}",
+            f"a swap of {service} is under way: {state.get('phase', 'beginning')} "
+            f"since {state.get('since', 'just now')}, by pid {state.get('owner', 'unknown')}",
             f"wait for it, or end it: labkit swap {service} --restore",
         )
     return held
@@ -223,7 +223,7 @@ def restore(service: str, say: Callable[[str], None] = lambda _: None) -> dict[s
 
 
 def status(service: str) -> dict[str, Any]:
-    """How a service and its last swap are now: phase, since, both services' states, whether the original answers."""
+    """How a service and its last swap are now: phase, both services' states, whether the address answers."""
     plan, state = recorded(service)
     stored = state.read()
     return {

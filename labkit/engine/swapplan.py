@@ -140,9 +140,9 @@ def plan(
 ) -> SwapPlan:
     """The swap of a systemd service for a variant of it; changes nothing but outputs/swaps/.
 
-    `options` are the variant's. `unit_dir`: where the variant's unit goes, and where NAME.service is read when it is
-    there; else systemd is asked. `url`: where the service answers, if its unit does not say. `patience_s`: how long
-    processes, memory and port of a stopped server may take to go.
+    `options` are the variant's. `unit_dir`: where the variant's unit goes, and where NAME.service is read when it
+    is there; else systemd is asked. `url`: where the service answers, if its unit does not say. `patience_s`: how
+    long processes, memory and port of a stopped server may take to go.
     Raises NoService, UnitUnreadable, UnknownVariant, NoPort.
     """
     name = unit_name(service)

@@ -37,7 +37,7 @@ class State:
         files.write_json(self.path, fresh | {"error": None, "history": [["begun", now()]], "plan": plan.as_json()})
 
     def note(self, phase: str = "", **more: Any) -> None:
-        """Write a new phase, or more about the present one. A full disk must not keep the original from coming back."""
+        """Write a new phase, or more about the present one. A full disk must not keep the original away."""
         state = self.read()
         if phase and phase != state.get("phase"):
             state |= {"phase": phase, "since": now()}
@@ -54,8 +54,8 @@ def now() -> str:
 def lock(folder: Path) -> int | None:
     """The descriptor of the service's lock, or None where another swap has it.
 
-    The lock belongs to the open file, so the guard that inherits the descriptor keeps it when the lab is killed, and
-    the system drops it when both are gone.
+    The lock belongs to the open file, so the guard that inherits the descriptor keeps it when the lab is killed,
+    and the system drops it when both are gone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,4 @@
-"""The steps of a swap: stop the original, start the variant, put the original back. Run by the guard, or by --restore.
+"""The steps of a swap: stop the original, start the variant, put the original back. The guard runs them.
 
 Each waits for what it needs and says in the state file what it waits for. Nothing here ends a process by itself:
 services are stopped and started through systemctl alone.
@@ -107,7 +107,7 @@ def wait_free(plan: SwapPlan, processes: list[Process], expected: holders.Memory
 def port_held(plan: SwapPlan, who: list[holders.Holder]) -> PortHeld:
     """The error for a port that somebody else has."""
     return PortHeld(
-        f"port {plan.port} of {plan.service} is held by {'; '.join(map(str, who)) or 'a process that is gone now'}",
+        f"port {plan.port} of {plan.service} is held by {'; '.join(map(str, who)) or 'a process gone by now'}",
         "the lab ends no process that it did not start: end that one yourself, then run again",
     )
 
@@ -232,7 +232,7 @@ def wait_for_port(plan: SwapPlan) -> None:
 
 
 def start_original(plan: SwapPlan) -> None:
-    """Start the original and what stopped with it. A start that systemd refuses for its rate is asked for again."""
+    """Start the original and what stopped with it; again where systemd refuses a start for its rate."""
     for words in plan.to_restore()[3:]:
         try:
             act(words)

@@ -1,7 +1,7 @@
 """systemd unit files: read as systemd reads them, and a second unit made from the first with other flags.
 
-What is not changed stays as it was typed: specifiers (%h), variables (${PORT}), quotes, comments and order. The rules
-are those of systemd.syntax(7) and systemd.service(5), as of version 252.
+What is not changed stays as it was typed: specifiers (%h), variables (${PORT}), quotes, comments and order. The
+rules are those of systemd.syntax(7) and systemd.service(5), as of version 252.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from labkit.engine import flags
 from labkit.engine.words import Word, quoted, split
 from labkit.errors import LabError
 
-# A variant must not be started again behind the lab's back, nor take the machine or an alert with it when it fails.
+# A variant must not start again behind the lab's back, nor take the machine or an alert with it when it fails.
 DROPPED = ("Restart", "OnFailure", "OnSuccess", "FailureAction", "SuccessAction", "StartLimitAction", "PIDFile")
 COMMAND_PREFIXES = "-@:+!"
 SHELLS = ("sh", "bash", "dash", "zsh")
@@ -138,7 +138,7 @@ def command(text: str) -> Command:
 def start_of_vllm(text: str) -> int:
     """Where the command that runs vLLM begins in a command line or shell script, -1 where none does.
 
-    `vllm serve`, vLLM's module, or its container image; a virtual environment that is only called vllm does not count.
+    `vllm serve`, vLLM's module, or its container image; a virtual environment called vllm does not count.
     """
     found = re.search(r"\S*vllm\s+serve\b|\S*vllm\.entrypoints\.\S+|\S*vllm/vllm-\S+|\S*api_server\S*", text)
     return found.start() if found else -1
@@ -200,7 +200,7 @@ def in_shell(value: str) -> str:
 def second(text: str, name: str, variant: str, environment_: dict[str, str]) -> str:
     """A unit beside `name` made of its text: what would start it by itself is left out, the rest is kept.
 
-    It conflicts with the original, so that systemd itself never runs both; `environment_` comes last and so counts.
+    It conflicts with the original, so that systemd itself never runs both; `environment_` comes last and counts.
     """
     dropped = {
         index

@@ -208,7 +208,7 @@ def own_flags(variant: str, options: Options, *, on_cpu: bool) -> Flags:
 
 
 def joined(before: Flags, after: Flags) -> Flags:
-    """Both sets of flags; where both have a flag, the later value counts, added to the earlier one if it can be."""
+    """Both sets of flags; where both have a flag, the later value counts, merged with the earlier if it can be."""
     return before | {
         name: before[name] | value if merges(before.get(name), value) else value for name, value in after.items()
     }

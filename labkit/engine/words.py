@@ -52,7 +52,7 @@ def escaped(char: str, quote: str, shell: bool) -> str:
 
 
 def quoted(value: str, *, literal: bool = True) -> str:
-    """A word as a unit file has it; with `literal`, % and $ mean themselves (doubled), else systemd expands them."""
+    """A word as a unit file has it; with `literal`, % and $ mean themselves (doubled), else systemd expands."""
     if literal:
         value = value.replace("%", "%%").replace("$", "$$")
     if value and not any(char.isspace() or char in "\"'\\;" for char in value):

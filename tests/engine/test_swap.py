@@ -1,4 +1,4 @@
-"""The swap of a systemd service, with real server processes behind a stand-in for systemctl (tests/engine/standin).
+"""The swap of a systemd service: real server processes behind a stand-in for systemctl (tests/engine/standin).
 
 systemd itself does not run where the lab is tested. What is killed, held or broken here is real all the same.
 """

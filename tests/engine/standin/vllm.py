@@ -1,4 +1,4 @@
-"""A light server in the place of `vllm serve`: loads for a while, then answers /health and /v1/models on its port."""
+"""A light server in place of `vllm serve`: loads for a while, then answers /health and /v1/models."""
 
 import http.server
 import json
