@@ -137,7 +137,7 @@ class Between:
         """Call before these processes are ended."""
         self.expected = without(pids)
 
-    def settle(self, limit_s: float = MEMORY_LIMIT_S) -> None:
+    def settle(self) -> None:
         """Wait until the memory is back; raises GpuMemoryHeld, once."""
         expected, self.expected = self.expected, {}
-        wait_back(expected, limit_s)
+        wait_back(expected, MEMORY_LIMIT_S)

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from labkit import engine
+from labkit import acceptance, engine
 from labkit.engine import launch
 
 STANDIN = Path(__file__).parent / "standin"
@@ -26,7 +26,7 @@ UNIT = """[Unit]
 Description=a model
 [Service]
 Environment=LOAD_S={load_s} {more}
-ExecStart={vllm} serve a-model \\
+ExecStart={start} \\
     --port {port}
 Restart=always
 StandardOutput=append:{log}
@@ -38,7 +38,7 @@ WantedBy=multi-user.target
 class Machine:
     """A service that runs under the stand-in, in a folder of its own."""
 
-    def __init__(self, home: Path, more: str = "", load_s: float = 0.5):
+    def __init__(self, home: Path, more: str = "", load_s: float = 0.5, start: str = ""):
         self.home, self.port = home, launch.free_port()
         for folder in ("units", "state", "bin"):
             (home / folder).mkdir()
@@ -47,10 +47,10 @@ class Machine:
             path.write_text(f"#!{sys.executable} -I\n" + (STANDIN / f"{name}.py").read_text())
             path.chmod(0o755)
         self.systemctl, self.vllm, self.log = str(home / "bin" / "systemctl"), home / "bin" / "vllm", home / "log"
-        unit = UNIT.format(load_s=load_s, more=more, vllm=self.vllm, port=self.port, log=self.log)
+        start = start or f"{self.vllm} serve a-model"
+        unit = UNIT.format(load_s=load_s, more=more, start=start, port=self.port, log=self.log)
         (home / "units" / "llm.service").write_text(unit)
         self.call("start", "llm.service")
-        self.wait_answer()
 
     @property
     def outputs(self) -> Path:
@@ -128,6 +128,7 @@ def make(tmp_path, monkeypatch):
 
     def start(**options) -> Machine:
         machines.append(Machine(tmp_path, **options))
+        machines[0].wait_answer()
         return machines[0]
 
     yield start
@@ -327,3 +328,29 @@ def test_a_service_that_does_not_run_is_not_swapped(machine):
     with pytest.raises(engine.SwapRefused, match="inactive"), engine.swap(machine.plan(), apply=True):
         raise AssertionError("the block must not run")
     assert not machine.servers()
+
+
+if SOAK:  # each start takes a minute of both cores
+
+    def test_a_real_vllm(tmp_path, monkeypatch, target):
+        """Swapped for its n-gram variant by its own unit, and back; the counters tell that it speculated."""
+        monkeypatch.setenv("STANDIN", str(tmp_path))
+        monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path / "outputs"))
+        flags = "--max-model-len 512 --enforce-eager --dtype bfloat16 --served-model-name plain --host 127.0.0.1"
+        options = {"tensor_parallel_size": 1}
+        variables = " ".join(f"{name}={value}" for name, value in launch.environment(options).items())
+        start = f"{sys.executable} -m {launch.MODULE} --model {target.path} {flags}"
+        machine = Machine(tmp_path, more=variables, start=start)
+        try:
+            machine.wait_answer(300)
+            plan = engine.plan("llm", "ngram", systemctl=machine.systemctl, unit_dir=tmp_path / "units")
+            body = {"model": "plain", "prompt": "one two three one two three one two", "max_tokens": 32}
+            with engine.swap(plan, apply=True) as server:
+                httpx.post(f"{server.base_url}/completions", json=body, timeout=120).raise_for_status()
+                drafts = acceptance.snapshot(server.metrics_url)
+            assert drafts.drafts > 0
+            machine.wait_answer()
+            assert "spec_decode" not in httpx.get(f"{plan.url}/metrics", trust_env=False).text
+            assert engine.status("llm")["phase"] == "restored"
+        finally:
+            machine.call("stop", "llm.service")

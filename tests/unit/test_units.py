@@ -1,4 +1,4 @@
-"""Unit files read and changed: expectations written by hand from systemd.syntax(7), systemd.service(5), vLLM's help."""
+"""Unit files read and changed: expectations written by hand from systemd.syntax(7), systemd.service(5)."""
 
 import json
 
