@@ -3,7 +3,7 @@
 `python supervisor.py SPEC` reads a JSON spec (command, environment, owner process), starts the command and waits;
 start it as the leader of a session of its own. It ends the server with every descendant when its owner is gone
 (a notebook kernel killed with SIGKILL cannot clean up itself), on SIGTERM, or when the main process ends; engine
-processes whose parent died are re-parented to the supervisor and so are found. When the supervisor itself is killed
+processes whose parent died are re-parented to the supervisor and so found. When the supervisor itself is killed
 with SIGKILL, a sentinel that it forked ends what is left of its session.
 """
 

@@ -216,8 +216,8 @@ def test_the_command_gets_the_address_and_its_exit_code_is_ours(machine):
     shown, _ = machine.lab(apply=False).communicate(timeout=60)
     assert "+++ llm-ngram.service" in shown
     assert "nothing was changed" in shown
-    code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1] + '/v1/models').read()); sys.exit(7)"
-    lab = machine.lab("-o", "num_speculative_tokens=2", "--", sys.executable, "-c", code, "{url}")
+    code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode()); sys.exit(7)"
+    lab = machine.lab("-o", "num_speculative_tokens=2", "--", sys.executable, "-c", code, "{url}/v1/models")
     said, _ = lab.communicate(timeout=60)
     assert "speculating" in said
     assert '\\"num_speculative_tokens\\": 2' in said
@@ -226,22 +226,25 @@ def test_the_command_gets_the_address_and_its_exit_code_is_ours(machine):
 
 
 def test_kill_9_of_the_lab_at_random_moments(make):
-    """A moment is drawn from the whole of a swap, undisturbed: from before its first step to after its last."""
+    """A moment is drawn from an undisturbed swap's whole time: from before its first step to after its last."""
     machine = make(load_s=0.5)
     command = ("--", sys.executable, "-c", "import time; time.sleep(1)")
-    begun = time.monotonic()
     lab = machine.lab(*command)
-    lab.communicate(timeout=60)
+    machine.wait_phase("begun")
+    begun = time.monotonic()
+    lab.communicate(timeout=120)
     whole = time.monotonic() - begun
     draw = random.Random(seed := random.randrange(10**6))
     phases = []
     for number in range(KILLS):
+        (machine.outputs / "swaps" / "llm" / "state.json").unlink()
         lab = machine.lab(*command)
-        time.sleep(moment := draw.uniform(0.3 * whole, whole))
+        machine.wait_phase("begun")
+        time.sleep(moment := draw.uniform(0, whole))
         lab.kill()
         lab.communicate()
         phases.append(machine.phase)
-        print(f"kill {number}, seed {seed}: after {moment:.2f} of {whole:.2f} s, phase {machine.phase}")
+        print(f"kill {number}, seed {seed}: {moment:.2f} of {whole:.2f} s after its begin, phase {machine.phase}")
         machine.wait_guards()
         machine.at_rest()
     print(f"{KILLS} kills by phase: { ({phase: phases.count(phase) for phase in phases}) }")
