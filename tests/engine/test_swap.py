@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from labkit import acceptance, engine
-from labkit.engine import launch
+from labkit.engine import launch, swapstate
 
 STANDIN = Path(__file__).parent / "standin"
 SOAK = os.environ.get("LABKIT_SOAK") == "1"
@@ -57,8 +57,12 @@ class Machine:
         return self.home / "outputs"
 
     @property
+    def swaps(self) -> Path:
+        return self.outputs / "swaps" / "llm"
+
+    @property
     def phase(self) -> str:
-        path = self.outputs / "swaps" / "llm" / "state.json"
+        path = self.swaps / "state.json"
         return json.loads(path.read_text())["phase"] if path.exists() else ""
 
     def call(self, *words: str) -> None:
@@ -94,11 +98,16 @@ class Machine:
         assert not self.guards()
 
     def guards(self) -> list[psutil.Process]:
-        return [p for p in psutil.process_iter() if str(self.outputs) in words_of(p)]
+        found = [(p, words_of(p)) for p in psutil.process_iter()]
+        return [p for p, words in found if "labkit.engine.guard" in words and str(self.swaps) in words]
 
     def wait_guards(self) -> None:
-        _, left = psutil.wait_procs(self.guards(), timeout=60)
-        assert not left
+        """Until nobody has the lock: neither lab nor guard, nor one that is just being started."""
+        deadline = time.monotonic() + 60
+        while (held := swapstate.lock(self.swaps)) is None:
+            assert time.monotonic() < deadline, f"the guard is still there; phase {self.phase}"
+            time.sleep(0.1)
+        os.close(held)
 
     def lab(self, *words: str, apply: bool = True) -> subprocess.Popen:
         """`labkit swap` as a process."""
@@ -237,7 +246,7 @@ def test_kill_9_of_the_lab_at_random_moments(make):
     draw = random.Random(seed := random.randrange(10**6))
     phases = []
     for number in range(KILLS):
-        (machine.outputs / "swaps" / "llm" / "state.json").unlink()
+        (machine.swaps / "state.json").unlink()
         lab = machine.lab(*command)
         machine.wait_phase("begun")
         time.sleep(moment := draw.uniform(0, whole))
@@ -254,7 +263,8 @@ def test_kill_9_of_the_lab_at_random_moments(make):
 def test_both_killed_then_restore(machine, phase):
     lab = machine.lab("--", sys.executable, "-c", "import time; time.sleep(300)")
     machine.wait_phase(phase)
-    for process in [*machine.guards(), psutil.Process(lab.pid)]:
+    (guard,) = machine.guards()
+    for process in (guard, psutil.Process(lab.pid)):
         process.kill()
     lab.communicate()
     said = subprocess.run(
