@@ -134,7 +134,7 @@ def test_flags_are_replaced_or_added(before, changes, after):
 @pytest.mark.parametrize(
     "old",
     [
-        '--speculative-config \'{"method": "eagle"}\'',
+        '--speculative-config \'{"method": "eagle", "model": "d"}\'',
         "--speculative_config={}",
         "-sc {}",
         "--speculative-config.method eagle --speculative-config.num_speculative_tokens=2",
