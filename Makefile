@@ -36,6 +36,7 @@ unit: setup  ## the tests that need no engine
 soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
 	$(BIN)/labkit doctor --probe
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_swap.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
 
 PEERS := .venv/peers

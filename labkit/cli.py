@@ -111,6 +111,48 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def swap(
+    service: Annotated[str, typer.Argument(help="the systemd service, NAME or NAME.service")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="after --: what to run; {url} is the address")
+    ] = None,
+    variant: Annotated[str, typer.Option(help="ngram, eagle3, baseline, ...")] = "ngram",
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="name=value of the variant")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="carry it out; without, it is only shown")] = False,
+    status: Annotated[bool, typer.Option("--status", help="say how far the last swap is")] = False,
+    restore: Annotated[bool, typer.Option("--restore", help="put the service back now")] = False,
+    user: Annotated[bool, typer.Option("--user", help="a service of the user's own systemd")] = False,
+    systemctl: Annotated[str, typer.Option(help="how to call it, as 'sudo -n systemctl'")] = "systemctl",
+    unit_dir: Annotated[
+        str, typer.Option(help="folder for the variant's unit; /run/systemd/system if empty")
+    ] = "",
+    url: Annotated[str, typer.Option(help="the service's address, where its unit does not say it")] = "",
+    load_minutes: Annotated[float, typer.Option(help="how long a load may take")] = 100,
+) -> None:
+    """Run a command against a variant of a systemd service, which comes back afterwards whatever happens."""
+    from labkit import engine
+    from labkit.engine import holding
+
+    if restore or status:
+        found = engine.restore(service, typer.echo) if restore else engine.status(service)
+        typer.echo("\n".join(f"{name:10} {value}" for name, value in found.items()))
+        return
+    places = {"systemctl": systemctl, "user": user, "unit_dir": unit_dir, "url": url}
+    options = holding.options(parse_parameters(option))
+    plan = engine.plan(service, variant, load_limit_s=load_minutes * 60, **places, **options)
+    typer.echo(str(plan))
+    if not apply:
+        typer.echo("\nnothing was changed; --apply carries it out")
+        return
+    with engine.swap(plan, apply=True) as server:
+        if not command:
+            typer.echo(f"{plan.unit} serves at {server.root_url}; Ctrl-C puts {plan.service} back")
+        code = holding.run(command, server.root_url) if command else holding.until_interrupted(plan)
+    typer.echo(f"{plan.service} is back and answers at {plan.url}")
+    raise typer.Exit(code)
+
+
 def main() -> None:
     """Entry point: an error that the lab explains ends with its text and exit code 1, no stack trace."""
     try:

@@ -14,11 +14,11 @@ from typing import Any
 import httpx
 
 from labkit import settings, targets
-from labkit.engine import diagnosis, launch, urls, variants
+from labkit.engine import diagnosis, holders, launch, manager, urls, variants
 from labkit.errors import LabError
-from labkit.runs.progress import Waiting
 
 START_LIMIT_S = 900.0
+BETWEEN = holders.Between()  # what the last server of this process has to have given back
 
 
 class EngineFailed(LabError):
@@ -85,6 +85,7 @@ class Server:
         """Stop it with every process it started; returns when they are gone."""
         if self.process is None or self.process.poll() is not None:
             return
+        BETWEEN.leaving(manager.tree(self.process.pid))
         self.process.send_signal(signal.SIGTERM)  # the supervisor ends the whole process tree
         try:
             self.process.wait(timeout=30)
@@ -131,7 +132,8 @@ def serve(
     """Serve a target with vLLM on loopback for as long as the block runs, whatever happens in it.
 
     `overrides` are options of the variant (labkit.engine.variants). The log: `log_dir`/server-<variant>.log.
-    Raises EngineFailed (with the log's end and the likely cause), PortInUse, BadTensorParallel, UnknownVariant.
+    Raises EngineFailed (with the log's end and the likely cause), PortInUse, BadTensorParallel, UnknownVariant,
+    GpuMemoryHeld (naming the processes on the GPU).
     """
     target = target if isinstance(target, targets.Target) else targets.resolve(target)
     options = variants.options_of(variant, overrides)
@@ -184,9 +186,13 @@ def check_tensor_parallel(target: targets.Target, size: int) -> None:
 
 
 def launch_server(target: targets.Target, variant: str, options: dict[str, Any], log_dir: Path) -> Server:
-    """Start the process; the server is not ready yet."""
+    """Start the process, once the last one's GPU memory is back; the server is not ready yet.
+
+    Raises EngineFailed, PortInUse, GpuMemoryHeld.
+    """
     if not (launch.on_cpu() or launch.installed("vllm")):
         raise EngineFailed("no vLLM is installed in this environment", "run `make setup`, then `labkit doctor`")
+    BETWEEN.settle()
     if options["port"] and launch.port_taken(options["port"]):
         raise PortInUse(
             f"port {options['port']} is in use on this machine", "leave `port` at 0 or name another one"
@@ -203,6 +209,10 @@ def launch_server(target: targets.Target, variant: str, options: dict[str, Any],
 
 def wait_ready(server: Server, limit_s: float) -> None:
     """Wait for /health with a progress line; raises EngineFailed when the server ends or time runs out."""
+    from labkit.runs.progress import (
+        Waiting,  # labkit.runs takes seconds to import, which no guard of a swap may wait
+    )
+
     waiting = Waiting(f"starting the {server.variant} server")
     while True:
         if server.process is not None and server.process.poll() is not None:

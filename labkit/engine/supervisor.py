@@ -1,9 +1,10 @@
 """A small process between the lab and a server: whatever ends, nothing of the server is left behind.
 
-`python supervisor.py SPEC` reads a JSON spec (command, environment, owner process), starts the
-command in a session of its own and waits. It ends the server with every descendant when its owner is gone
-(a notebook kernel killed with SIGKILL cannot clean up itself), on SIGTERM, or when the server's main process
-ends; engine processes whose parent died are re-parented to the supervisor and so are found.
+`python supervisor.py SPEC` reads a JSON spec (command, environment, owner process), starts the command and waits;
+start it as the leader of a session of its own. It ends the server with every descendant when its owner is gone
+(a notebook kernel killed with SIGKILL cannot clean up itself), on SIGTERM, or when the main process ends; engine
+processes whose parent died are re-parented to the supervisor and so found. When the supervisor itself is killed
+with SIGKILL, a sentinel that it forked ends what is left of its session.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -35,6 +37,36 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def leave_sentinel() -> int:
+    """Fork a process that sleeps until this one is gone, then ends the rest of its session; returns its id.
+
+    It waits for the end of a pipe whose other end only we hold (the server's command does not inherit it).
+    """
+    session, ours = os.getsid(0), os.getpid()
+    read_end, write_end = os.pipe()
+    sentinel = os.fork()
+    if sentinel:
+        os.close(read_end)
+        return sentinel
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.close(write_end)
+    os.read(read_end, 1)
+    if session == ours:  # else it is the session of somebody else
+        end(lambda: members(session))
+    os._exit(0)
+
+
+def members(session: int) -> list[psutil.Process]:
+    """The processes of a session, this one apart."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == session and process.pid != os.getpid():
+                found.append(process)
+    return [process for process in found if alive(process.pid, process.create_time())]
+
+
 def alive(pid: int, started: float) -> bool:
     """Whether the process that had this id and start time still runs."""
     try:
@@ -44,15 +76,15 @@ def alive(pid: int, started: float) -> bool:
         return False
 
 
-def end_descendants() -> None:
-    """SIGTERM to all descendants, SIGKILL to those that stay."""
+def end(processes: Callable[[], list[psutil.Process]]) -> None:
+    """SIGTERM to all of these processes, SIGKILL to those that stay."""
     for how, patience in ((psutil.Process.terminate, GRACE_S), (psutil.Process.kill, GRACE_S)):
-        rest = psutil.Process().children(recursive=True)
+        rest = processes()
         for process in rest:
             with contextlib.suppress(psutil.NoSuchProcess):
                 how(process)
         psutil.wait_procs(rest, timeout=patience)
-        if not psutil.Process().children(recursive=True):
+        if not processes():
             return
 
 
@@ -60,6 +92,7 @@ def main(spec_path: str) -> int:
     """Run the spec's command until it, or its owner, ends; returns its exit code, 128 + n for signal n."""
     spec = json.loads(Path(spec_path).read_text())
     adopt_orphans()
+    sentinel = leave_sentinel()
     stopping = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stopping.append(True))
@@ -68,7 +101,7 @@ def main(spec_path: str) -> int:
         while server.poll() is None and not stopping and alive(spec["owner"], spec["owner_started"]):
             time.sleep(POLL_S)
     finally:
-        end_descendants()
+        end(lambda: [each for each in psutil.Process().children(recursive=True) if each.pid != sentinel])
     code = server.poll() or 0
     return code if code >= 0 else 128 - code  # as a shell reports a signal
 

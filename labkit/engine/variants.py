@@ -195,12 +195,23 @@ def flags_of(variant: str, options: Options, *, on_cpu: bool) -> Flags:
         base |= {"enforce-eager": True, "dtype": "bfloat16"}
     if options["trace_dir"]:
         base |= profiler(options["trace_dir"])
-    for each in lineage(variant):
-        own = each.flags(options | {"on_cpu": on_cpu})
-        base |= {
-            name: base[name] | value if merges(base.get(name), value) else value for name, value in own.items()
-        }
+    base = joined(base, own_flags(variant, options, on_cpu=on_cpu))
     return base | options["flags"]
+
+
+def own_flags(variant: str, options: Options, *, on_cpu: bool) -> Flags:
+    """What a variant and its parents set beyond the base, the parents first."""
+    own: Flags = {}
+    for each in lineage(variant):
+        own = joined(own, each.flags(options | {"on_cpu": on_cpu}))
+    return own
+
+
+def joined(before: Flags, after: Flags) -> Flags:
+    """Both sets of flags; where both have a flag, the later value counts, merged with the earlier if it can be."""
+    return before | {
+        name: before[name] | value if merges(before.get(name), value) else value for name, value in after.items()
+    }
 
 
 def merges(before: Any, after: Any) -> bool:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from labkit import engine, targets
-from labkit.engine import diagnosis, launch, urls, variants
+from labkit.engine import diagnosis, holders, launch, urls, variants
 from labkit.engine import server as server_module
 from labkit.engine import supervisor as supervisor_module
 
@@ -231,3 +231,132 @@ def test_owner_killed_takes_all_along(tmp_path):
     assert wait_gone(parent, child)
     supervisor.wait(timeout=20)
     owner.wait()
+
+
+def test_supervisor_killed_takes_all_along(tmp_path):
+    """kill -9 of the supervisor itself: also the grandchild ends, which no signal on a parent's death reaches."""
+    supervisor, parent, child = start_tree(tmp_path, psutil.Process())
+    (sentinel,) = (each for each in psutil.Process(supervisor.pid).children() if each.pid != parent.pid)
+    supervisor.kill()
+    supervisor.wait()
+    assert wait_gone(parent, child, sentinel)
+
+
+def test_a_supervisor_in_somebodys_session_ends_nobody_else(tmp_path):
+    """Started by hand in a shell's session, its sentinel must not end the shell."""
+    words = [sys.executable, "-c", SHELL, str(tmp_path)]
+    shell = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    supervisor, parent = map(int, shell.stdout.readline().split())
+    os.kill(supervisor, signal.SIGKILL)
+    assert wait_gone(*(psutil.Process(pid) for pid in (supervisor, parent) if psutil.pid_exists(pid)))
+    time.sleep(1)
+    assert shell.poll() is None
+    shell.kill()
+    shell.wait()
+
+
+SHELL = """
+import json, psutil, subprocess, sys, time
+from pathlib import Path
+from labkit.engine import supervisor
+me = psutil.Process()
+spec = {"command": ["sleep", "120"], "environment": {}, "owner": me.pid, "owner_started": me.create_time()}
+path = Path(sys.argv[1]) / "spec.json"
+path.write_text(json.dumps(spec))
+started = subprocess.Popen([sys.executable, "-P", supervisor.__file__, str(path)])
+while not (found := [p for p in psutil.Process(started.pid).children() if p.name() == "sleep"]):
+    time.sleep(0.1)
+print(started.pid, found[0].pid, flush=True)
+time.sleep(120)
+"""
+
+SMI = """#!{python} -I
+import pathlib, sys, time
+here = pathlib.Path(__file__).parent
+used = (here / "used").read_text().split()  # MiB of one GPU by call: the last one stays
+query = sys.argv[1]
+if "memory.used" in query and "compute-apps" not in query:
+    print(f"0, {{used[0]}}")
+    if len(used) > 1:
+        (here / "used").write_text(" ".join(used[1:]))
+elif query == "--query-gpu=index,uuid":
+    print("0, GPU-aa")
+else:
+    print((here / "apps").read_text(), end="")
+"""
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """An nvidia-smi on PATH that tells what the test says: (MiB by call, processes)."""
+    path = tmp_path / "nvidia-smi"
+    path.write_text(SMI.format(python=sys.executable))
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def says(used: str, apps: str = "") -> None:
+        (tmp_path / "used").write_text(used)
+        (tmp_path / "apps").write_text(apps)
+
+    return says
+
+
+def test_memory_that_a_servers_processes_will_give_back(smi):
+    me = os.getpid()
+    smi("70000", f"GPU-aa, {me}, 60000\nGPU-aa, 1, 8000\nGPU-bb, {me}, 1\n")
+    assert holders.without([me]) == {0: 10000}
+    assert holders.without([]) == {0: 70000}
+
+
+def test_waits_while_memory_is_freed_then_starts(smi, tmp_path):
+    smi("70000 40000 10400 10300")
+    holders.wait_back({0: 10000}, 10)
+    assert (tmp_path / "used").read_text() == "10300", "over, over, then within 512 MiB twice"
+    smi("9000 5000 100 100 100")
+    holders.wait_back({0: 10000}, 10)
+    assert (tmp_path / "used").read_text() == "100", "below already, but still falling"
+
+
+def test_whoever_keeps_the_memory_is_named(smi):
+    me = os.getpid()
+    smi("30000", f"GPU-aa, {me}, 29000\n")
+    with pytest.raises(engine.GpuMemoryHeld) as failure:
+        holders.wait_back({0: 10000}, 0.2)
+    for part in (
+        "GPU 0 uses 30000 MiB",
+        "10000 MiB were expected",
+        f"pid {me}",
+        psutil.Process().username(),
+        "29000",
+    ):
+        assert part in str(failure.value)
+
+
+def test_the_next_server_waits_for_the_last_ones_memory(smi, tmp_path, monkeypatch):
+    """Two starts: memory that did not come back stops the next one, before anything is started."""
+    sleeper = subprocess.Popen(["sleep", "60"])
+    smi("30000", f"GPU-aa, {sleeper.pid}, 20000\n")
+    engine.Server("http://127.0.0.1:1/v1", "m", process=sleeper).stop()
+    assert sleeper.returncode == -signal.SIGTERM
+    started = []
+    monkeypatch.setattr(launch, "start", lambda *words: started.append(words))
+    monkeypatch.setattr(holders, "MEMORY_LIMIT_S", 0.2)
+    target, options = targets.Target("t", tmp_path, "made up"), variants.options_of("baseline", {})
+    with pytest.raises(engine.GpuMemoryHeld, match="10000 MiB were expected"):
+        server_module.launch_server(target, "baseline", options, tmp_path)
+    assert not started
+    server_module.launch_server(target, "baseline", options, tmp_path)
+    assert len(started) == 1, "said once: a person may go on"
+
+
+def test_without_a_gpu_nothing_is_waited_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert holders.used() == {}
+    holders.wait_back(holders.without([1]), 0.0)
+
+
+def test_who_listens_on_a_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (who,) = holders.of_port(listener.getsockname()[1])
+    assert (who.pid, who.user) == (os.getpid(), psutil.Process().username())
+    assert "pytest" in who.command

@@ -1,0 +1,33 @@
+"""A light server in place of `vllm serve`: loads for a while, then answers /health and /v1/models."""
+
+import http.server
+import json
+import os
+import sys
+import time
+
+flags = sys.argv[1:]
+variant = "--speculative-config" in flags
+load_s = float(os.environ["LOAD_S"])
+for percent in range(0, 100, 20):
+    print(f"INFO loading weights {percent}%", flush=True)
+    time.sleep(load_s / 5)
+if variant and os.environ.get("VARIANT_FAILS"):
+    sys.exit("ValueError: the draft does not fit: 4711")
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = {"data": [{"id": "speculating" if variant else "plain"}], "flags": flags, "pid": os.getpid()}
+        self.send_response(200 if self.path in ("/health", "/v1/models") else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+http.server.ThreadingHTTPServer.allow_reuse_address = True
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(flags[flags.index("--port") + 1])), Answer)
+print("INFO ready", flush=True)
+server.serve_forever()

@@ -1,0 +1,369 @@
+"""The swap of a systemd service: real server processes behind a stand-in for systemctl (tests/engine/standin).
+
+systemd itself does not run where the lab is tested. What is killed, held or broken here is real all the same.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from labkit import acceptance, engine
+from labkit.engine import launch, swapstate
+
+STANDIN = Path(__file__).parent / "standin"
+SOAK = os.environ.get("LABKIT_SOAK") == "1"
+KILLS = 20 if SOAK else 3
+UNIT = """[Unit]
+Description=a model
+[Service]
+Environment=LOAD_S={load_s} {more}
+ExecStart={start} \\
+    --port {port}
+Restart=always
+StandardOutput=append:{log}
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+class Machine:
+    """A service that runs under the stand-in, in a folder of its own."""
+
+    def __init__(self, home: Path, more: str = "", load_s: float = 0.5, start: str = ""):
+        self.home, self.port = home, launch.free_port()
+        for folder in ("units", "state", "bin"):
+            (home / folder).mkdir()
+        for name in ("systemctl", "vllm"):
+            path = home / "bin" / name
+            path.write_text(f"#!{sys.executable} -I\n" + (STANDIN / f"{name}.py").read_text())
+            path.chmod(0o755)
+        self.systemctl, self.vllm, self.log = str(home / "bin" / "systemctl"), home / "bin" / "vllm", home / "log"
+        start = start or f"{self.vllm} serve a-model"
+        unit = UNIT.format(load_s=load_s, more=more, start=start, port=self.port, log=self.log)
+        (home / "units" / "llm.service").write_text(unit)
+        self.call("start", "llm.service")
+
+    @property
+    def outputs(self) -> Path:
+        return self.home / "outputs"
+
+    @property
+    def swaps(self) -> Path:
+        return self.outputs / "swaps" / "llm"
+
+    @property
+    def phase(self) -> str:
+        path = self.swaps / "state.json"
+        return json.loads(path.read_text())["phase"] if path.exists() else ""
+
+    def call(self, *words: str) -> None:
+        subprocess.run([self.systemctl, *words], check=True)
+
+    def plan(self, **options) -> engine.SwapPlan:
+        places = {"systemctl": self.systemctl, "unit_dir": self.home / "units", "patience_s": 3.0}
+        return engine.plan("llm", "ngram", **places, load_limit_s=30.0, **options)
+
+    def model(self) -> str:
+        """plain, speculating, or nothing when nobody answers."""
+        try:
+            reply = httpx.get(f"http://127.0.0.1:{self.port}/v1/models", timeout=2, trust_env=False)
+            return reply.json()["data"][0]["id"]
+        except httpx.HTTPError:
+            return ""
+
+    def wait_answer(self, limit_s: float = 30) -> None:
+        deadline = time.monotonic() + limit_s
+        while self.model() != "plain":
+            assert time.monotonic() < deadline, f"the original does not answer; phase {self.phase}"
+            time.sleep(0.1)
+
+    def servers(self) -> list[psutil.Process]:
+        return [p for p in psutil.process_iter() if str(self.vllm) in words_of(p)]
+
+    def at_rest(self) -> None:
+        """The original alone, answering; no variant, no unit of it, no guard."""
+        self.wait_answer()
+        (only,) = self.servers()
+        assert "--speculative-config" not in words_of(only)
+        assert not (self.home / "units" / "llm-ngram.service").exists()
+        assert not self.guards()
+
+    def guards(self) -> list[psutil.Process]:
+        found = [(p, words_of(p)) for p in psutil.process_iter()]
+        return [p for p, words in found if "labkit.engine.guard" in words and str(self.swaps) in words]
+
+    def wait_guards(self) -> None:
+        """Until nobody has the lock: neither lab nor guard, nor one that is just being started."""
+        deadline = time.monotonic() + 60
+        while (held := swapstate.lock(self.swaps)) is None:
+            assert time.monotonic() < deadline, f"the guard is still there; phase {self.phase}"
+            time.sleep(0.1)
+        os.close(held)
+
+    def lab(self, *words: str, apply: bool = True) -> subprocess.Popen:
+        """`labkit swap` as a process."""
+        base = [sys.executable, "-m", "labkit.cli", "swap", "llm", "--systemctl", self.systemctl]
+        base += ["--unit-dir", str(self.home / "units"), *(["--apply"] if apply else []), *words]
+        return subprocess.Popen(base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def wait_phase(self, *phases: str) -> None:
+        deadline = time.monotonic() + 60
+        while self.phase not in phases:
+            assert time.monotonic() < deadline, f"{self.phase} instead of {phases}"
+            time.sleep(0.02)
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    monkeypatch.setenv("STANDIN", str(tmp_path))
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path / "outputs"))
+    machines = []
+
+    def start(**options) -> Machine:
+        machines.append(Machine(tmp_path, **options))
+        machines[0].wait_answer()
+        return machines[0]
+
+    yield start
+    for machine in machines:
+        for process in [*machine.guards(), *machine.servers()]:
+            process.kill()
+
+
+@pytest.fixture
+def machine(make):
+    return make()
+
+
+def test_a_plan_changes_nothing(machine):
+    before = machine.servers()[0].pid
+    plan = machine.plan(num_speculative_tokens=3)
+    assert '+    --speculative-config \'{"method": "ngram", "num_speculative_tokens": 3' in plan.diff
+    assert "-Restart=always" in plan.diff
+    assert plan.unit_path.read_text() == plan.after
+    assert f"{machine.systemctl} stop llm.service" in str(plan).splitlines()
+    with pytest.raises(engine.NotApplied), engine.swap(plan):
+        pass
+    assert not (machine.home / "units" / "llm-ngram.service").exists()
+    assert [p.pid for p in machine.servers()] == [before]
+    verbs = {line.split()[0] for line in (machine.home / "calls").read_text().splitlines()[1:]}
+    assert verbs <= {"show", "cat"}
+
+
+def test_the_variant_serves_in_the_block_and_the_original_after_it(machine):
+    before = machine.servers()[0].pid
+    with engine.swap(machine.plan(), apply=True) as server:
+        assert (machine.model(), server.model) == ("speculating", "speculating")
+        assert server.root_url == f"http://127.0.0.1:{machine.port}"
+        (only,) = machine.servers()
+        assert only.pid != before
+        assert engine.status("llm")["under_way"]
+    machine.at_rest()
+    now = engine.status("llm")
+    assert (now["phase"], now["original"], now["answers"], now["under_way"]) == ("restored", "active", True, False)
+    assert engine.restore("llm")["phase"] == "restored", "restoring twice is no error"
+    machine.at_rest()
+
+
+def test_units_that_stop_with_the_original_are_started_again(machine, monkeypatch):
+    other = (
+        (machine.home / "units" / "llm.service").read_text().replace(str(machine.port), str(launch.free_port()))
+    )
+    (machine.home / "units" / "proxy.service").write_text(other)
+    machine.call("start", "proxy.service")
+    monkeypatch.setenv("STANDIN_REQUIRED_BY", "proxy.service idle.service")
+    with engine.swap(machine.plan(), apply=True):
+        machine.call("stop", "proxy.service")  # as systemd would have
+    assert "start proxy.service" in (machine.home / "calls").read_text().splitlines()
+
+
+def test_an_error_in_the_experiment(machine):
+    with pytest.raises(ZeroDivisionError), engine.swap(machine.plan(), apply=True):
+        _ = 1 / 0
+    machine.at_rest()
+
+
+def test_a_variant_that_does_not_start(make):
+    machine = make(more="VARIANT_FAILS=1")
+    with pytest.raises(engine.VariantFailed, match="does not fit: 4711"), engine.swap(machine.plan(), apply=True):
+        raise AssertionError("the block must not run")
+    machine.at_rest()
+    assert "4711" in engine.status("llm")["error"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_to_the_lab(machine, number, code):
+    """The command that ran ends too, and the lab returns only when the original is back."""
+    lab = machine.lab("--", sys.executable, "-c", "import time; time.sleep(300)", str(machine.home / "experiment"))
+    machine.wait_phase("ready")
+    time.sleep(0.5)
+    lab.send_signal(number)
+    said, _ = lab.communicate(timeout=60)
+    assert machine.phase == "restored", said
+    machine.at_rest()
+    assert lab.returncode == code, said
+    assert not [p for p in psutil.process_iter() if str(machine.home / "experiment") in words_of(p)]
+
+
+def test_the_command_gets_the_address_and_its_exit_code_is_ours(machine):
+    shown, _ = machine.lab(apply=False).communicate(timeout=60)
+    assert "+++ llm-ngram.service" in shown
+    assert "nothing was changed" in shown
+    code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode()); sys.exit(7)"
+    lab = machine.lab("-o", "num_speculative_tokens=2", "--", sys.executable, "-c", code, "{url}/v1/models")
+    said, _ = lab.communicate(timeout=60)
+    assert "speculating" in said
+    assert '\\"num_speculative_tokens\\": 2' in said
+    assert lab.returncode == 7, said
+    machine.at_rest()
+
+
+def test_kill_9_of_the_lab_at_random_moments(make):
+    """A moment is drawn from an undisturbed swap's whole time: from before its first step to after its last."""
+    machine = make(load_s=0.5)
+    command = ("--", sys.executable, "-c", "import time; time.sleep(1)")
+    lab = machine.lab(*command)
+    machine.wait_phase("begun")
+    begun = time.monotonic()
+    lab.communicate(timeout=120)
+    whole = time.monotonic() - begun
+    draw = random.Random(seed := random.randrange(10**6))
+    phases = []
+    for number in range(KILLS):
+        (machine.swaps / "state.json").unlink()
+        lab = machine.lab(*command)
+        machine.wait_phase("begun")
+        time.sleep(moment := draw.uniform(0, whole))
+        lab.kill()
+        lab.communicate()
+        phases.append(machine.phase)
+        print(f"kill {number}, seed {seed}: {moment:.2f} of {whole:.2f} s after its begin, phase {machine.phase}")
+        machine.wait_guards()
+        machine.at_rest()
+    print(f"{KILLS} kills by phase: { ({phase: phases.count(phase) for phase in phases}) }")
+
+
+@pytest.mark.parametrize("phase", ["installing", "stopping", "starting", "ready"])
+def test_both_killed_then_restore(machine, phase):
+    lab = machine.lab("--", sys.executable, "-c", "import time; time.sleep(300)")
+    machine.wait_phase(phase)
+    (guard,) = machine.guards()
+    for process in (guard, psutil.Process(lab.pid)):
+        process.kill()
+    lab.communicate()
+    said = subprocess.run(
+        [sys.executable, "-m", "labkit.cli", "swap", "llm", "--restore"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.returncode == 0, said.stderr
+    assert "restored" in said.stdout
+    machine.at_rest()
+
+
+def test_the_guard_killed_while_the_variant_serves(machine):
+    with engine.swap(machine.plan(), apply=True):
+        (guard,) = machine.guards()
+        guard.kill()
+    machine.at_rest()
+
+
+def test_restore_ends_a_swap_that_is_under_way(machine):
+    lab = machine.lab("--", sys.executable, "-c", "import time; time.sleep(3)")
+    machine.wait_phase("ready")
+    assert engine.restore("llm")["phase"] == "restored"
+    machine.at_rest()
+    lab.communicate(timeout=60)
+    machine.at_rest()
+
+
+STRANGER = """#!{python} -I
+import os, socket, subprocess, sys, time
+if sys.argv[1] == "llm.service" and os.fork() == 0:
+    os.setsid()
+    listener = socket.create_server(("127.0.0.1", {port}))
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1); os.dup2(1, 2)
+    time.sleep(60)
+elif sys.argv[1] == "llm.service":
+    time.sleep(0.3)
+"""
+
+
+def test_a_stranger_on_the_port_is_named_and_left_alone(machine):
+    """It takes the port as soon as the original lets go of it; the original comes back when it goes."""
+    hook = machine.home / "on-stop"
+    hook.write_text(STRANGER.format(python=sys.executable, port=machine.port))
+    hook.chmod(0o755)
+    plan = machine.plan()
+    with pytest.raises(engine.NotRestored) as failure, engine.swap(plan, apply=True):
+        raise AssertionError("the block must not run")
+    (stranger,) = [p for p in psutil.process_iter() if str(hook) in words_of(p)]
+    assert f"pid {stranger.pid}" in str(failure.value)
+    assert "PortHeld" in str(failure.value)
+    assert str(hook) in str(failure.value)
+    assert stranger.username() in str(failure.value)
+    assert stranger.status() != psutil.STATUS_ZOMBIE
+    assert engine.status("llm")["phase"] == "not restored"
+    hook.unlink()
+    stranger.kill()
+    psutil.wait_procs([stranger], timeout=10)
+    assert engine.restore("llm")["answers"]
+    machine.at_rest()
+
+
+def test_two_swaps_at_once(machine):
+    with engine.swap(machine.plan(), apply=True):
+        with pytest.raises(engine.SwapBusy, match=str(os.getpid())), engine.swap(machine.plan(), apply=True):
+            raise AssertionError("the block must not run")
+        assert machine.model() == "speculating", "the refused one disturbed nothing"
+    machine.at_rest()
+
+
+def test_a_service_that_does_not_run_is_not_swapped(machine):
+    machine.call("stop", "llm.service")
+    with pytest.raises(engine.SwapRefused, match="inactive"), engine.swap(machine.plan(), apply=True):
+        raise AssertionError("the block must not run")
+    assert not machine.servers()
+
+
+if SOAK:  # each start takes a minute of both cores
+
+    def test_a_real_vllm(tmp_path, monkeypatch, target):
+        """Swapped for its n-gram variant by its own unit, and back; the counters tell that it speculated."""
+        monkeypatch.setenv("STANDIN", str(tmp_path))
+        monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path / "outputs"))
+        flags = "--max-model-len 512 --enforce-eager --dtype bfloat16 --served-model-name plain --host 127.0.0.1"
+        options = {"tensor_parallel_size": 1}
+        variables = " ".join(f"{name}={value}" for name, value in launch.environment(options).items())
+        start = f"{sys.executable} -m {launch.MODULE} --model {target.path} {flags}"
+        machine = Machine(tmp_path, more=variables, start=start)
+        try:
+            machine.wait_answer(300)
+            plan = engine.plan("llm", "ngram", systemctl=machine.systemctl, unit_dir=tmp_path / "units")
+            body = {"model": "plain", "prompt": "one two three one two three one two", "max_tokens": 32}
+            with engine.swap(plan, apply=True) as server:
+                httpx.post(f"{server.base_url}/completions", json=body, timeout=120).raise_for_status()
+                drafts = acceptance.snapshot(server.metrics_url)
+            assert drafts.values["drafts"] > 0
+            machine.wait_answer()
+            assert "spec_decode" not in httpx.get(f"{plan.url}/metrics", trust_env=False).text
+            assert engine.status("llm")["phase"] == "restored"
+        finally:
+            machine.call("stop", "llm.service")
