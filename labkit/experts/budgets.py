@@ -2,9 +2,9 @@
 
 Lossy: a verifier under a budget is not the target any more, so what it accepts need not be the target's choice.
 
-In a layer, over the n tokens of a step, expert i has the mass s_i = sum over t of g_i(h_t), the routers' scores over
-*all* experts (Gate.scores says which for softmax and sigmoid routers). The B experts of most mass are the shortlist.
-A step whose tokens choose at most B different experts anyway is left alone. Otherwise, for the other experts,
+In a layer, over the n tokens of a step, expert i has the mass s_i = sum over t of g_i(h_t), the router's scores
+over *all* experts (Gate.scores says which for softmax and sigmoid routers). The B experts of most mass are the
+shortlist. A step whose tokens choose at most B different experts is left alone. Otherwise, for the other experts,
 - truncation: they contribute nothing, the other weights stay as they are;
 - substitution: the next in the model's own ranking that are on the shortlist take their place, and the model's
   rule gives the weights; fewer than k remain where the shortlist or the model's group limit holds no more.
@@ -97,7 +97,19 @@ def touched(chosen: Any, kept: Any, window: torch.Tensor, like: torch.Tensor) ->
     return counts.index_put_((window.unsqueeze(1).expand_as(chosen), chosen), ones, accumulate=True) > 0
 
 
-SUMS = ("windows", "tokens", "unique", "unique_budget", "binding", "dropped", "own", "held", "mass", "agreed", "same")
+SUMS = (
+    "windows",
+    "tokens",
+    "unique",
+    "unique_budget",
+    "binding",
+    "dropped",
+    "own",
+    "held",
+    "mass",
+    "agreed",
+    "same",
+)
 
 
 class Tally:
@@ -174,8 +186,11 @@ class Replay:
 
     def table(self) -> pd.DataFrame:
         """A row a method and budget: the mean over layers of by_layer."""
-        return self.by_layer().groupby(["method", "budget", "n"], sort=False, as_index=False).mean().drop(
-            columns="layer"
+        return (
+            self.by_layer()
+            .groupby(["method", "budget", "n"], sort=False, as_index=False)
+            .mean()
+            .drop(columns="layer")
         )
 
 
@@ -200,9 +215,7 @@ def budget_table(
     return replayed(routing, scores, budgets, n, methods).table()
 
 
-def replayed(
-    routing: Any, scores: Any, budgets: Iterable[int], n: int, methods: Sequence[str]
-) -> Replay:
+def replayed(routing: Any, scores: Any, budgets: Iterable[int], n: int, methods: Sequence[str]) -> Replay:
     """A Replay that has seen all of the recorded routing."""
     import torch
 

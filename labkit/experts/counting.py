@@ -44,9 +44,7 @@ def window_sums(experts: np.ndarray, bounds: np.ndarray, width: int, longest: in
 
 
 @numba.njit(nogil=True, cache=True)
-def add_by_length(
-    sums: np.ndarray, begin: int, end: int, p: int, ago: int, blocks: int, tokens: int
-) -> None:
+def add_by_length(sums: np.ndarray, begin: int, end: int, p: int, ago: int, blocks: int, tokens: int) -> None:
     """Add what token p's assignment gives to the windows of each length that exist."""
     for n in range(1, sums.shape[1]):
         first, final = max(begin, p - min(n, ago) + 1), min(p, end - n)

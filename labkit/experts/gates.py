@@ -65,8 +65,8 @@ class Gate:
     def scores(self, logits: torch.Tensor) -> Scores:
         """Mass and selection scores from the router's logits [t, N].
 
-        Softmax routers: both are the probabilities. Sigmoid routers: MoE-Spec does not treat them; here the mass
-        is the *unbiased* sigmoid over its sum, for it is what weighs an expert's output, and the selection score is
+        Softmax routers: both are the probabilities. Sigmoid routers, which MoE-Spec does not treat: the mass is
+        the *unbiased* sigmoid over its sum, for it is what weighs an expert's output, and the selection score is
         the model's own, with the correction bias and the group limit.
         """
         if self.kind != SIGMOID:
@@ -103,6 +103,6 @@ class Gate:
         own = self.weights(logits, chosen, torch.ones_like(chosen, dtype=bool))
         if own.shape != weights.shape or not torch.allclose(own.float(), weights.float(), rtol=2e-2, atol=1e-4):
             raise UnknownGate(
-                f"a {self.kind} rule does not give this router's weights: {own[0].tolist()}, not {weights[0].tolist()}",
+                f"a {self.kind} rule gives a token {own[0].tolist()}, its router {weights[0].tolist()}",
                 "budgets know the routers of deepseek_v3, kimi_k25, qwen3_moe, mixtral and gpt_oss",
             )

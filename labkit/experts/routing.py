@@ -15,7 +15,6 @@ import numpy as np
 from labkit import files
 from labkit.errors import LabError
 
-
 CHUNK = 65536  # tokens written at a time
 
 

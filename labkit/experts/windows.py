@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,7 +51,7 @@ def check_windows(ns: Iterable[int]) -> None:
 def starts(routing: Routing, n: int) -> np.ndarray:
     """Where a run of n tokens may start so that it ends in the same context."""
     bounds = routing.bounds
-    room = [np.arange(begin, end - n + 1) for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    room = [np.arange(begin, end - n + 1) for begin, end in itertools.pairwise(bounds)]
     return np.concatenate(room) if room else np.zeros(0, np.intp)
 
 
@@ -65,7 +66,12 @@ def unique_table(routing: Any, num_experts: int | None = None, ns: Iterable[int]
     lengths, sums, windows = block_means(given, sorted(set(ns)))
     shares = popularity(given)
     rows = [
-        {"n": n, "layer": layer, **interval(sums[i, :, at], windows[i]), "popularity": from_popularity(shares[at], n)}
+        {
+            "n": n,
+            "layer": layer,
+            **interval(sums[i, :, at], windows[i]),
+            "popularity": from_popularity(shares[at], n),
+        }
         for i, n in enumerate(lengths)
         for at, layer in enumerate(given.layers)
     ]
@@ -108,7 +114,7 @@ def with_uniform(frame: pd.DataFrame, routing: Routing) -> pd.DataFrame:
 
 
 def block_means(routing: Routing, ns: Sequence[int]) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """The lengths that fit, sums over the windows of each stretch [lengths, stretches, L], windows [lengths, stretches].
+    """The lengths that fit, sums of unique experts [lengths, stretches, L] and windows [lengths, stretches].
 
     Stretches are equal parts of the recording; a window belongs to the one that it starts in.
     """
