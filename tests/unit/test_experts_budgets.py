@@ -1,4 +1,4 @@
-"""MoE-Spec budgets: by hand, against loops over sets, and the live model against the replay, in all five families."""
+"""MoE-Spec budgets: by hand, by loops over sets, and the live model against the replay in all five families."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_step_of_three_tokens_by_hand():
     assert [set(row) for row in chosen.tolist()] == [{0, 3}, {0, 3}, {0, 3}]
     assert kept.all()
     frame = experts.budget(CHOSEN[:, None], PROBABILITIES[:, None], 2, n=3, method="truncation").iloc[0]
-    assert (frame.unique, frame.unique_budget, frame.saved, frame.binding) == (4, 2, 0.5, 1)
+    assert (frame["unique"], frame.unique_budget, frame.saved, frame.binding) == (4, 2, 0.5, 1)
     assert frame.mass_dropped == pytest.approx((0.3 + 0.35 + 0.2) / (0.8 + 0.75 + 0.8))
     assert frame.mass_held == pytest.approx(1.85 / 3)
     assert (frame.agreement, frame.same_set) == (0.5, 0)
@@ -78,7 +78,7 @@ def test_choices_under_a_budget_equal_those_by_loops(seed, tokens, size, n, meth
     mass = rng.dirichlet(np.ones(9) * 0.3, tokens)
     selection = mass + rng.normal(0, 0.05, mass.shape)
     selection[rng.random(mass.shape) < 0.2] = -np.inf  # a group limit forbids some
-    selection[:, :3] = np.where(np.isinf(selection[:, :3]), 0.01, selection[:, :3])
+    selection[:, :3] = np.where(np.isinf(selection[:, :3]), rng.random((tokens, 3)), selection[:, :3])
     chosen = np.argsort(-selection, axis=1)[:, :3]
     windows = Windows.of(Scores(torch.tensor(mass), torch.tensor(selection)), torch.tensor(chosen), n)
     new, kept, changed = windows.choose(size, method)
@@ -112,7 +112,7 @@ def raw_scores(model, run):
 
 
 def rule_by_hand(router, logits):
-    """(mass, selection, weights of a list of experts) of one token, in float64 and from the configuration alone."""
+    """(mass, selection, weights of listed experts) of one token, in float64 and from the configuration alone."""
     exp = np.exp(logits - logits.max())
     probabilities = exp / exp.sum()
     if hasattr(router, "e_score_correction_bias"):
@@ -142,7 +142,7 @@ def rule_by_hand(router, logits):
 def test_the_live_model_routes_as_the_replay(family, method):
     torch.manual_seed(3)
     model = FAMILIES[family]().eval()
-    tokens, n, size = torch.tensor([list(range(5, 44))]), 4, 5
+    tokens, n, size = torch.tensor([list(range(5, 44))]), 4, 3 if family == "mixtral" else 5
     assert tokens.shape[1] % n  # the last step is shorter
 
     def live():
@@ -221,7 +221,7 @@ def test_a_gate_gives_the_routers_own_scores_and_weights(family):
         for t in range(len(chosen)):
             mass, selection, by_rule = rule_by_hand(router, logits[t].double().numpy())
             np.testing.assert_allclose(scores.mass[t].numpy(), mass, rtol=1e-5)
-            np.testing.assert_allclose(scores.selection[t].numpy(), selection, rtol=1e-5)
+            np.testing.assert_allclose(scores.selection[t].numpy(), selection, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(weights[t].numpy(), by_rule(chosen[t].numpy()), rtol=1e-5)
         gate.check((logits, weights, chosen))
         with pytest.raises(UnknownGate, match=gate.kind):
@@ -268,7 +268,7 @@ def test_scores_in_a_stream_give_the_table_of_scores_in_memory():
         for a in range(begin, end - 3, 4)
         for at in range(2)
     ]
-    assert table.unique.to_numpy() == pytest.approx(np.mean(unique))
+    assert table["unique"].to_numpy() == pytest.approx(np.mean(unique))
     with pytest.raises(BadBudget, match="scores"):
         experts.budget(routing, scores.mass[1:], 3)
 
@@ -336,7 +336,7 @@ def test_live_quality_against_passes_of_its_own():
         assert (full.perplexity_ratio, full.greedy_agreement, full.acceptance_length_target) == (1, 1, 4)
     bare = frame.loc[("none", 6)]
     assert (bare.perplexity_ratio, bare.saved) == (1, 0)
-    assert bare.unique > 3
+    assert bare["unique"] > 3
     with pytest.raises(BadBudget, match="no tokenizer"):
         experts.live_budget(model, None, ["text"], [3])
     with pytest.raises(BadBudget, match="no text"):
