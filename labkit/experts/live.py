@@ -142,7 +142,7 @@ def read(model: PreTrainedModel, piece: list[int], quality: Quality) -> None:
 
 def compared(quality: Quality, target: Quality, texts: list[list[int]], n: int) -> dict[str, float]:
     """The columns of quality of live_budget."""
-    costs = np.concatenate(quality.nll)
+    costs = np.concatenate(quality.nll).astype(np.float64)  # an untrained model overflows fp32
     differences = np.array([(a - b).mean() for a, b in zip(quality.nll, target.nll, strict=True)])
     half = np.nan
     if len(differences) > 1:

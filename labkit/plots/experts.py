@@ -84,7 +84,7 @@ QUALITIES = {
 def plot_budget(
     df: pd.DataFrame, *, quality: str = "greedy_agreement", model: str = "", ax: Axes | None = None
 ) -> Axes:
-    """Quality against the experts that a step reads, a line a method, points named by their budget B.
+    """Quality against the experts that a step reads, a line a method, points named by their budget B (the least of equals).
 
     `df` is experts.live_budget or experts.budget_table; quality is one of its columns. A dashed line shows the
     target without a budget, where `df` holds it.
@@ -96,10 +96,11 @@ def plot_budget(
     ax.plot(bare["unique_budget"], bare[quality], color="grey", marker="*", markersize=10, linestyle="none")
     limited = df[df["method"] != "none"]
     for number, (method, part) in enumerate(limited.groupby("method", sort=False)):
-        part = part.sort_values("unique_budget")
+        part = part.sort_values(["unique_budget", "budget"])
         style = {"color": COLOURS[number % len(COLOURS)], "marker": "osD^"[number % 4], "markersize": 5}
         ax.plot(part["unique_budget"], part[quality], label=method, **style)
-        for x, y, budget in zip(part["unique_budget"], part[quality], part["budget"], strict=True):
+        named = part.drop_duplicates("unique_budget")  # budgets that do not bind lie on one point
+        for x, y, budget in zip(named["unique_budget"], named[quality], named["budget"], strict=True):
             where = (0, 6 if number == 0 else -12)
             ax.annotate(f"B={budget}", (x, y), textcoords="offset points", xytext=where, ha="center", fontsize=7)
     tokens = ", ".join(str(n) for n in sorted(df["n"].unique()))

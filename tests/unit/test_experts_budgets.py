@@ -346,3 +346,21 @@ def test_live_quality_against_passes_of_its_own():
 def test_the_pareto_front_by_hand():
     frame = pd.DataFrame({"unique_budget": [4, 3, 3, 2, 5], "greedy_agreement": [0.9, 0.9, 0.8, 0.7, 1.0]})
     assert experts.pareto(frame).index.tolist() == [3, 1, 4]
+
+
+def test_figures_show_the_frames_values():
+    from labkit.plots import experts as figures
+
+    probabilities = np.repeat(PROBABILITIES[:, None], 2, axis=1)
+    table = experts.budget_table(np.repeat(CHOSEN[:, None], 2, axis=1), probabilities, [2, 3, 4], n=3)
+    axes = figures.plot_budget(table, quality="mass_dropped", model="tiny")
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    for method in METHODS:
+        part = table[table.method == method].sort_values("unique_budget")
+        assert lines[method] == part[["unique_budget", "mass_dropped"]].to_numpy().tolist()
+    assert {text.get_text() for text in axes.texts} == {"B=2", "B=3", "B=4"}
+    assert "lossy" in axes.get_title()
+    frame = experts.coverage(np.array([0, 0, 0, 1]).reshape(4, 1, 1), [1, 2], num_experts=2)
+    lines = {line.get_label(): line.get_ydata().tolist() for line in figures.plot_coverage(frame).get_lines()}
+    assert lines["mean over layers"] == [75, 100]
+    assert lines["equal use"] == [50, 100]
