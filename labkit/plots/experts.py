@@ -84,10 +84,10 @@ QUALITIES = {
 def plot_budget(
     df: pd.DataFrame, *, quality: str = "greedy_agreement", model: str = "", ax: Axes | None = None
 ) -> Axes:
-    """Quality against the experts that a step reads, a line a method, points named by their budget B (the least of equals).
+    """Quality against the experts that a step reads, a line a method, points named by their budget B.
 
-    `df` is experts.live_budget or experts.budget_table; quality is one of its columns. A dashed line shows the
-    target without a budget, where `df` holds it.
+    Of budgets that lie on one point the least is named. `df` is experts.live_budget or experts.budget_table;
+    quality is one of its columns. A dashed line shows the target without a budget, where `df` holds it.
     """
     ax = ax or plt.subplots(figsize=(7, 4))[1]
     bare = df[df["method"] == "none"]
