@@ -48,6 +48,7 @@ $(PEERS)/.ready: requirements/bench.txt $(BIN)/.ready
 bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet machine (about 9 minutes)
 	$(BIN)/python -m benchmarks.client_overhead
 	$(BIN)/python -m benchmarks.ngram_vs_vllm
+	$(BIN)/python -m benchmarks.experts_unique
 	$(BIN)/python -m benchmarks.trace_vs_hta $(PEERS)/bin/python
 
 lab: setup  ## JupyterLab on loopback

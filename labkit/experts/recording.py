@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from labkit.errors import LabError
-from labkit.experts.routing import BadRouting, Routing, narrow
+from labkit.experts.gates import Gate, ScoreListener
+from labkit.experts.routing import BadRouting, Kept, Routing, Writer, narrow
 from labkit.experts.texts import Document
 from labkit.targets.quiet import no_progress_bars
 
@@ -78,29 +80,56 @@ def listening(modules: dict[int, torch.nn.Module]) -> Iterator[dict[int, Any]]:
 
 
 def record(
-    model: PreTrainedModel, documents: Iterable[Document | Sequence[int]], *, max_length: int = 1024
+    model: PreTrainedModel,
+    documents: Iterable[Document | Sequence[int]],
+    *,
+    max_length: int = 1024,
+    path: Path | None = None,
+    listeners: Sequence[ScoreListener] = (),
 ) -> Routing:
     """Routing of documents (or bare token lists), each run through the model in one pass without a cache.
 
     A document longer than max_length tokens is cut into contexts of that length, and windows cross no cut.
+    With `path` it goes to that file as it comes (safetensors) and only one context is in memory. `listeners` see
+    the router scores of each context and layer, which are kept nowhere: experts.Replay is one.
     Raises NotMoE for a dense model, BadRouting for a router that returns something else than it should.
     """
+    found = routers(model)
+    source = f"hooks on {type(model).__name__}, Transformers"
+    count = int(next(iter(found.values())).weight.shape[0])
+    layers = tuple(found)
+    with Writer(path, count, layers, source) if path else Kept(count, layers, source) as kept:
+        for number, (category, experts) in enumerate(contexts(model, found, documents, max_length, listeners)):
+            kept.append(experts, np.full(len(experts), number, np.int32))
+            kept.categories.append(category)
+        if not kept.categories:
+            raise BadRouting("there are no tokens to record", "give documents that hold text")
+    return Routing.load(path) if path else kept.routing()
+
+
+def contexts(
+    model: PreTrainedModel,
+    found: dict[int, torch.nn.Module],
+    documents: Iterable[Document | Sequence[int]],
+    max_length: int,
+    listeners: Sequence[ScoreListener],
+) -> Iterator[tuple[str, np.ndarray]]:
+    """The category and the experts [t, L, k] of each context, as the model runs over it."""
     import torch
 
-    found, parts, numbers, names, count = routers(model), [], [], [], 0
+    gates = {layer: Gate.of(router) for layer, router in found.items()} if listeners else {}
     with torch.no_grad(), listening(found) as heard:
         for given in documents:
             document = given if isinstance(given, Document) else Document("", given)
             for piece in pieces(document.tokens, max_length):
                 model(input_ids=torch.tensor([piece], device=model.device), use_cache=False, logits_to_keep=1)
-                chosen, count = gather(heard, list(found), len(piece))
-                parts.append(chosen)
-                numbers.append(np.full(len(piece), len(names), np.int32))
-                names.append(document.category)
-    if not parts:
-        raise BadRouting("there are no tokens to record", "give documents that hold text")
-    source = f"hooks on {type(model).__name__}, Transformers"
-    return Routing(np.concatenate(parts), count, np.concatenate(numbers), tuple(found), tuple(names), source)
+                experts = gather(heard, list(found), len(piece))
+                for layer, gate in gates.items():
+                    scores = gate.scores(heard[layer][0])
+                    for listener in listeners:
+                        listener(layer, scores, heard[layer][2])
+                heard.clear()  # so that a router that falls silent is noticed
+                yield document.category, experts
 
 
 def pieces(document: Sequence[int], max_length: int) -> Iterator[list[int]]:
@@ -109,15 +138,15 @@ def pieces(document: Sequence[int], max_length: int) -> Iterator[list[int]]:
         yield [int(token) for token in document[start : start + max_length]]
 
 
-def gather(heard: dict[int, Any], layers: list[int], tokens: int) -> tuple[np.ndarray, int]:
-    """The indices that the routers gave, [tokens, L, k], and the number of experts; forgets what was heard."""
+def gather(heard: dict[int, Any], layers: list[int], tokens: int) -> np.ndarray:
+    """The indices that the routers gave, [tokens, L, k]."""
     silent = [layer for layer in layers if layer not in heard]
     if silent:
         raise BadRouting(
             f"the routers of layers {silent} were not called",
             "a kernel may replace the router: load the model without hub kernels",
         )
-    outputs = [heard.pop(layer) for layer in layers]
+    outputs = [heard[layer] for layer in layers]
     chosen = [output[2] for output in outputs]
     count = outputs[0][0].shape[-1]
     for layer, index in zip(layers, chosen, strict=True):
@@ -127,4 +156,4 @@ def gather(heard: dict[int, Any], layers: list[int], tokens: int) -> tuple[np.nd
                 "this family's router returns something else; recording knows (logits, weights, indices)",
             )
     stacked = np.stack([index.cpu().numpy() for index in chosen], axis=1)
-    return stacked.astype(narrow(count)), count
+    return stacked.astype(narrow(count))

@@ -1,4 +1,4 @@
-"""Figures of expert activation: experts that n tokens touch, reuse beside published figures, verify ratio."""
+"""Figures of expert activation: experts that n tokens touch, reuse, coverage, budgets, verify ratio."""
 
 from __future__ import annotations
 
@@ -48,6 +48,67 @@ def plot_reuse(df: pd.DataFrame, published: pd.DataFrame, *, model: str = "", ax
     ax.set(title="How far routing is from independent", xlabel="tokens verified together (n)", ylim=(0, 1.1))
     ax.set_ylabel("reuse factor r (1: independent)")
     ax.legend(fontsize="small")
+    return ax
+
+
+def plot_coverage(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Share of all assignments that each layer's most used experts hold; `df` is experts.coverage."""
+    ax = ax or plt.subplots(figsize=(7, 3.8))[1]
+    for number, (_layer, part) in enumerate(df.groupby("layer")):
+        label = None if number else "a layer"
+        ax.plot(part["top"], part["coverage"] * 100, color=COLOURS[4], linewidth=0.8, alpha=0.7, label=label)
+    mean = df.groupby("top")[["coverage", "uniform"]].mean()
+    ax.plot(
+        mean.index, mean["coverage"] * 100, color=COLOURS[0], marker="o", markersize=4, label="mean over layers"
+    )
+    ax.plot(mean.index, mean["uniform"] * 100, color=COLOURS[1], linestyle="--", label="equal use")
+    ax.set(
+        title=f"What the most used experts cover: {model}", xlabel="most used experts of a layer", ylim=(0, 102)
+    )
+    ax.set_ylabel("share of assignments (%)")
+    ax.legend()
+    return ax
+
+
+QUALITIES = {
+    "perplexity": "perplexity",
+    "perplexity_ratio": "perplexity, budget / no budget",
+    "greedy_agreement": "greedy tokens as the target's (share)",
+    "acceptance_length": "acceptance length of the text (tokens, bonus included)",
+    "acceptance_length_target": "acceptance length of the target's tokens (bonus included)",
+    "mass_dropped": "router mass of chosen experts dropped (share)",
+    "agreement": "chosen experts that stay (share)",
+}
+
+
+def plot_budget(
+    df: pd.DataFrame, *, quality: str = "greedy_agreement", model: str = "", ax: Axes | None = None
+) -> Axes:
+    """Quality against the experts that a step reads, a line a method, points named by their budget B.
+
+    Of budgets that lie on one point the least is named. `df` is experts.live_budget or experts.budget_table;
+    quality is one of its columns. A dashed line shows the target without a budget, where `df` holds it.
+    """
+    ax = ax or plt.subplots(figsize=(7, 4))[1]
+    bare = df[df["method"] == "none"]
+    for value in bare[quality]:
+        ax.axhline(value, color="grey", linestyle="--", linewidth=1, label="no budget")
+    ax.plot(bare["unique_budget"], bare[quality], color="grey", marker="*", markersize=10, linestyle="none")
+    limited = df[df["method"] != "none"]
+    for number, (method, part) in enumerate(limited.groupby("method", sort=False)):
+        part = part.sort_values(["unique_budget", "budget"])
+        style = {"color": COLOURS[number % len(COLOURS)], "marker": "osD^"[number % 4], "markersize": 5}
+        ax.plot(part["unique_budget"], part[quality], label=method, **style)
+        named = part.drop_duplicates("unique_budget")  # budgets that do not bind lie on one point
+        for x, y, budget in zip(named["unique_budget"], named[quality], named["budget"], strict=True):
+            where = (0, 6 if number == 0 else -12)
+            ax.annotate(f"B={budget}", (x, y), textcoords="offset points", xytext=where, ha="center", fontsize=7)
+    tokens = ", ".join(str(n) for n in sorted(df["n"].unique()))
+    ax.set(
+        title=f"Expert budgets are lossy: {model}", xlabel=f"experts a layer that a step of {tokens} tokens reads"
+    )
+    ax.set_ylabel(QUALITIES.get(quality, quality))
+    ax.legend()
     return ax
 
 

@@ -8,93 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    GptOssConfig,
-    GptOssForCausalLM,
-    Kimi_K25Config,
-    Kimi_K25ForConditionalGeneration,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from moe_models import FAMILIES, SMALL, mixtral
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from labkit import experts
 from labkit.experts import BadRouting, NotMoE, Routing
 from labkit.experts.texts import SOURCES
 from labkit.files import BrokenFile
 
-SMALL = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.5,  # random routers that differ by token
-}
-DEEPSEEK = SMALL | {
-    "moe_intermediate_size": 16,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 3,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 8,
-    "kv_lora_rank": 8,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 8,
-    "n_group": 4,
-    "topk_group": 2,
-}
-VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-
-
-def deepseek() -> DeepseekV3ForCausalLM:
-    model = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK))
-    return with_bias(model)
-
-
-def kimi() -> Kimi_K25ForConditionalGeneration:
-    text = DEEPSEEK | {"model_type": "deepseek_v3", "n_group": 1, "topk_group": 1}
-    config = Kimi_K25Config(text_config=text, vision_config=VISION, projection_hidden_size=16, image_token_id=3)
-    return with_bias(Kimi_K25ForConditionalGeneration(config))
-
-
-def with_bias(model: torch.nn.Module) -> torch.nn.Module:
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.copy_(torch.randn_like(buffer) * 0.3)
-    return model
-
-
-def qwen3_moe() -> Qwen3MoeForCausalLM:
-    extra = {"moe_intermediate_size": 16, "num_experts": 12, "num_experts_per_tok": 4, "head_dim": 16}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **extra, decoder_sparse_step=2))
-
-
-def mixtral() -> MixtralForCausalLM:
-    return MixtralForCausalLM(MixtralConfig(**SMALL, num_local_experts=6, num_experts_per_tok=2))
-
-
-def gpt_oss() -> GptOssForCausalLM:
-    extra = {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 16}
-    return GptOssForCausalLM(GptOssConfig(**SMALL, **extra))
-
-
-FAMILIES = {
-    "deepseek_v3": deepseek,
-    "kimi_k25": kimi,
-    "qwen3_moe": qwen3_moe,
-    "mixtral": mixtral,
-    "gpt_oss": gpt_oss,
-}
 LAYERS = {
     "deepseek_v3": (1, 2),
     "kimi_k25": (1, 2),
@@ -206,9 +127,6 @@ def test_unique_experts_equal_those_counted_with_sets(seed, tokens, layers, n_ex
     assert got.tolist() == expected
     as_tensor = torch.from_numpy(routing.experts)
     np.testing.assert_array_equal(experts.unique(as_tensor, n, documents=routing.documents), got)
-    if expected:
-        table = experts.unique_table(routing, ns=[n])
-        np.testing.assert_allclose(table["unique_mean"], np.mean(expected, axis=0), rtol=0.06)
 
 
 def test_windows_cross_no_document_even_when_its_number_returns():
@@ -218,13 +136,6 @@ def test_windows_cross_no_document_even_when_its_number_returns():
     assert experts.unique(routing, 3).shape == (0, 1)
     touching = Routing(experts_of, 4, np.array([1, 1, 1, 1]))
     assert experts.unique(touching, 4).tolist() == [[4]]
-
-
-def test_the_mean_weighs_every_window_alike_up_to_the_stretches():
-    routing = random_routing(3, 400, 2, 16, 3, 1)
-    for n in (1, 4, 16):
-        table = experts.unique_table(routing, ns=[n])
-        np.testing.assert_allclose(table["unique_mean"], np.mean(by_sets(routing, n), axis=0), rtol=0.005)
 
 
 @pytest.mark.parametrize("n", [0, -1])
@@ -378,3 +289,61 @@ def test_documents_end_when_all_text_is_used_up(monkeypatch):
     monkeypatch.setattr("labkit.experts.texts.SOURCES", sources)
     found = experts.documents(Words(), 10_000)
     assert sorted((d.category, len(d.tokens)) for d in found) == [("a", 300), ("b", 1), ("b", 20)]
+
+
+def test_coverage_of_the_top_experts_by_hand():
+    # Ten tokens, one expert each of four: used 5, 3, 2 and 0 times.
+    routing = np.array([2] * 5 + [0] * 3 + [3] * 2).reshape(10, 1, 1)
+    frame = experts.coverage(routing, [1, 2, 3, 4], num_experts=4)
+    assert frame["coverage"].tolist() == pytest.approx([0.5, 0.8, 1, 1])
+    assert frame["uniform"].tolist() == [0.25, 0.5, 0.75, 1]
+    assert experts.coverage(routing, num_experts=4)["top"].tolist() == [1, 2, 3, 4]
+    for tops in ([0], [5], []):
+        with pytest.raises(BadRouting, match="of 4 experts"):
+            experts.coverage(routing, tops, num_experts=4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(0, 4), st.integers(1, 5))
+def test_overlap_equals_that_counted_with_sets(seed, tokens, documents, distance):
+    routing = random_routing(seed, tokens, 2, 12, 3, documents)
+    shares = []
+    for p in range(distance, tokens):
+        if len(set(routing.documents[p - distance : p + 1].tolist())) == 1:
+            pair = routing.experts[p], routing.experts[p - distance]
+            shares.append([len(set(a.tolist()) & set(b.tolist())) / 3 for a, b in zip(*pair, strict=True)])
+    expected = np.mean(shares, axis=0) if shares else [np.nan] * 2
+    np.testing.assert_allclose(experts.overlap(routing, distance=distance), expected)
+    with pytest.raises(BadRouting, match="0 apart"):
+        experts.overlap(routing, distance=0)
+
+
+def test_overlap_beside_what_independence_gives():
+    routing = random_routing(5, 20_000, 1, 16, 4, 1)
+    frame = experts.overlap_table(routing, [1, 8])
+    assert frame["uniform"].tolist() == [0.25, 0.25]
+    assert frame["popularity"].tolist() == pytest.approx([0.25, 0.25], rel=0.01)
+    assert frame["overlap"].tolist() == pytest.approx([0.25, 0.25], rel=0.02)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 400), st.integers(1, 6))
+def test_the_mean_of_all_lengths_equals_that_of_windows_counted_with_sets(seed, tokens, documents):
+    routing = random_routing(seed, tokens, 2, 24, 3, documents)
+    by_hand = {n: by_sets(routing, n) for n in (1, 2, 3, 7, 16)}
+    table = experts.unique_table(routing, ns=by_hand)
+    for n, counts in by_hand.items():
+        part = table[table["n"] == n]["unique_mean"].tolist()
+        assert part == (pytest.approx(np.mean(counts, axis=0).tolist()) if counts else [])
+    by_window = experts.unique_by_window(routing, ns=by_hand)
+    assert by_window["unique_mean"].tolist() == pytest.approx([np.mean(c) for c in by_hand.values() if c])
+
+
+def test_the_interval_is_students_of_equal_stretches():
+    # 400 tokens, windows of one: twenty stretches of twenty tokens that choose 1 or 2 experts.
+    rng = np.random.default_rng(2)
+    experts_of = np.stack([np.zeros(400, int), rng.integers(0, 2, 400)], axis=1)[:, None]
+    means = [np.mean([len(set(row.tolist())) for row in part[:, 0]]) for part in np.split(experts_of, 20)]
+    half = 2.093 * np.std(means, ddof=1) / 20**0.5  # t of 19 degrees of freedom, from a printed table
+    row = experts.unique_by_window(experts_of, 2, ns=[1]).iloc[0]
+    assert (row.low, row.high) == pytest.approx((np.mean(means) - half, np.mean(means) + half), rel=1e-4)
