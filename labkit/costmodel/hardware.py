@@ -34,8 +34,8 @@ class UnknownHardware(LabError):
 class Hardware:
     """One server's figures, as FIGURES says; `device` is "cuda" or "cpu".
 
-    measured: by model, a step's time (one token, one stream) and count of AllReduces; where that is known, other_ms
-    is what it leaves over. tflops: no limit where none is given.
+    measured: by model, a step's time (one token, one stream) and count of AllReduces; where that is known,
+    other_ms is what it leaves over. tflops: no limit where none is given.
     """
 
     name: str

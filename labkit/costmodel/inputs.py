@@ -50,7 +50,9 @@ def derived_rows(model: StepModel) -> list[dict[str, Any]]:
     """What follows from the configuration and the number of ranks."""
     g, ranks = model.geometry, model.tensor_parallel_size
     rows = [row("tensor_parallel_size", ranks, "ranks", "given" if ranks != model.hardware.gpus else "all GPUs")]
-    rows.append(row("context_tokens", model.context_tokens, "tokens", model.sources.get("context_tokens", "given")))
+    rows.append(
+        row("context_tokens", model.context_tokens, "tokens", model.sources.get("context_tokens", "given"))
+    )
     kv = kv_bytes_per_token(g, ranks)
     told = "MLA's latent, on every rank" if g.is_mla else "keys and values of a rank's heads"
     rows.append(row("kv_bytes_per_token", kv, "B", f"{told}; bf16"))

@@ -12,7 +12,7 @@ SPARSITY_FACTOR = 4  # of vLLM's rule: tokens x k x 4 <= N
 
 
 class Regime(NamedTuple):
-    """`loading`: "unique" (each expert once), "pairwise" (once for each token that chose it) or "dense"; and why."""
+    """`loading`: "unique" (an expert once), "pairwise" (once for each token that chose it) or "dense"; and why."""
 
     loading: str
     why: str
@@ -37,7 +37,9 @@ def regime(geometry: Geometry, tokens: int, *, device: str = "cuda", expert_para
     pairs = tokens * chosen * SPARSITY_FACTOR
     told = f"{tokens} tokens x {chosen} experts x {SPARSITY_FACTOR} = {pairs}"
     if pairs <= experts:
-        return Regime(PAIRWISE, f"{told} <= {experts} experts: vLLM skips sorting and reads an expert for each pair")
+        return Regime(
+            PAIRWISE, f"{told} <= {experts} experts: vLLM skips sorting and reads an expert for each pair"
+        )
     return Regime(UNIQUE, f"{told} > {experts} experts: tokens are sorted by expert")
 
 

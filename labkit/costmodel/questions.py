@@ -1,6 +1,6 @@
 """What people ask a cost model: the best k, the concurrency at which speculation stops paying, what matters most.
 
-Every function takes a model with step_range_ms, verify_ratio, break_even and speedup: a StepModel, or measured steps.
+Functions take a model with step_range_ms, verify_ratio, break_even and speedup: a StepModel, or measured steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def length_at(acceptance: Acceptance, k: int) -> float:
 
 
 def rate_for(length: float, k: int) -> float:
-    """The constant conditional rate at which k drafted tokens give an acceptance length; inverse of `length_at`."""
+    """The constant conditional rate that gives k drafted tokens an acceptance length; inverse of `length_at`."""
     from scipy import optimize
 
     length = checked_length(length, k).mid
@@ -72,10 +72,12 @@ def best_k(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def concurrency(model: Model, acceptance_length: Any, k: int, streams: Iterable[int] = STREAMS) -> pd.DataFrame:
-    """A row a number of streams: `answer`, with the tokens a second of all streams, without and with speculation."""
+    """A row a number of streams: `answer`, with tokens a second of all streams, without and with speculation."""
     frame = pd.DataFrame([answer(model, acceptance_length, k, count) for count in sorted(set(streams))])
     plain = np.array([model.step_range_ms(1, count).mid for count in frame["streams"]])
-    return frame.assign(tok_s=frame["streams"] / plain * 1e3, speculative_tok_s=frame["streams"] / frame["tpot_ms"] * 1e3)
+    return frame.assign(
+        tok_s=frame["streams"] / plain * 1e3, speculative_tok_s=frame["streams"] / frame["tpot_ms"] * 1e3
+    )
 
 
 def stops_paying(table: pd.DataFrame) -> dict[str, float]:
@@ -99,7 +101,9 @@ def sensitivity(model: StepModel, acceptance_length: Any, k: int, streams: int =
     found = length.mid / np.broadcast_to(model.break_even_at(k, streams, values), 1 + 2 * len(figures))
     rows = [{"input": name, "ends": found[1 + 2 * i : 3 + 2 * i]} for i, name in enumerate(figures)]
     if not length.exact:
-        rows.append({"input": "acceptance_length", "ends": np.array([length.low, length.high]) / length.mid * found[0]})
+        rows.append(
+            {"input": "acceptance_length", "ends": np.array([length.low, length.high]) / length.mid * found[0]}
+        )
     ordered = [{"input": r["input"], "low": r["ends"].min(), "high": r["ends"].max()} for r in rows]
     frame = pd.DataFrame(ordered, columns=["input", "low", "high"])
     frame = frame.assign(width=frame["high"] - frame["low"])

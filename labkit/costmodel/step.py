@@ -182,8 +182,8 @@ class StepModel:
         rest = self.measured["step_ms"] - modelled
         if rest.min() < 0:
             raise BadEstimate(
-                f"{self.geometry.name} on {self.hardware.name}: bytes and collectives take {modelled.max():.2f} ms, "
-                f"the whole measured step {self.measured['step_ms']} ms",
+                f"{self.geometry.name} on {self.hardware.name}: bytes and collectives take "
+                f"{modelled.max():.2f} ms, the whole measured step {self.measured['step_ms']} ms",
                 "raise the efficiency or lower the AllReduce latency until they fit, or give other_ms",
             )
         return rest

@@ -15,7 +15,7 @@ GO, NO_GO, UNCLEAR = "go", "no-go", "unclear"
 
 # How each uncertain input is had.
 MEASURE = {
-    "acceptance_length": "acceptance: serve the head (or simulate n-gram on recorded answers) and read the counters",
+    "acceptance_length": "acceptance: serve the head, or simulate n-gram on recorded answers; read the counters",
     "reuse": "expert reuse r(n): record routing on your own prompts (notebook 03)",
     "draft_ms": "the time of a drafted token: serve any head of that shape, vLLM's synthetic acceptance will do",
     "host_ms": "what a speculating step adds besides: serve with synthetic acceptance, compare step times",

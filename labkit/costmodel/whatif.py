@@ -55,7 +55,13 @@ def what_if(
     plain = changed.step_at(1, streams, changed.values)
     rows = []
     for each in sorted({*ks, k}):
-        row = {"case": case, "num_speculative_tokens": each, "n": each + 1, "chosen": each == k, "streams": streams}
+        row = {
+            "case": case,
+            "num_speculative_tokens": each,
+            "n": each + 1,
+            "chosen": each == k,
+            "streams": streams,
+        }
         row |= {"experts_loaded": changed.experts_loaded(each + 1, streams)}
         row |= {"kernel": changed.regime(each + 1, streams).loading}
         step, length = changed.step_at(each + 1, streams, changed.values), length_at(acceptance, each)
