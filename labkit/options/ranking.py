@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ["rank", "option", "what", "draft", "possible", "why", "num_speculative_tokens"]
 COLUMNS += ["hours_low", "hours", "hours_high", "acceptance_low", "acceptance_length", "acceptance_high"]
-COLUMNS += ["speedup_low", "speedup", "speedup_high", "verdict", "measure_next", "source"]
+COLUMNS += ["speedup_low", "speedup", "speedup_high", "verdict", "measure_next", "source", "draft_ms"]
 OWN_DRAFT_VOCABULARY = 32_000  # BACKGROUND step 6
 Row = dict[str, Any]
 
@@ -34,9 +34,10 @@ def rank(
 ) -> pd.DataFrame:
     """A row an option (A to E, M) and draft, in the order in which to try them.
 
-    Possible ones that may pay come first, the cheapest of them first; then possible ones predicted not to pay; then
-    those that are impossible, with the reason in `why`. `acceptance` replaces the acceptance length of an option, as
-    {"A": (1.1, 1.3, 1.5)}, once it was measured or simulated. Hours are a person's and the server's, to a result.
+    Possible ones that may pay come first, the cheapest of them first; then possible ones predicted not to pay;
+    then those that are impossible, with the reason in `why`. `acceptance` replaces the acceptance length of an
+    option, as {"A": (1.1, 1.3, 1.5)}, once it was measured or simulated. Hours are a person's and the server's, to
+    a result.
     """
     engine = engine or installed_engine()
     vocabulary = len(tokenizer) if tokenizer is not None else 0
