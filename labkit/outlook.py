@@ -122,7 +122,7 @@ def trust(table: pd.DataFrame) -> str:
     if missed.empty:
         return "the published speedups all lie in the predicted intervals"
     told = ", ".join(f"{n:g}" for n in missed)
-    return f"the published speedup lies outside the predicted interval at {told} streams: measure there, do not predict"
+    return f"the published speedup lies outside the predicted interval at {told} streams: do not rely on it there"
 
 
 def ends(found: dict[str, float]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from labkit.experts.windows import expected_unique
 from labkit.targets import Geometry
@@ -28,17 +30,26 @@ def loaded(
 
 
 def fullest_rank(unique: np.ndarray, experts: int, ranks: int) -> np.ndarray:
-    """Expected experts on the rank that holds most of those read, when whole experts are dealt out to ranks.
+    """Expected experts on the rank that holds most of those read, when whole experts are dealt out to ranks."""
+    below = np.floor(unique).astype(int)
+    low = np.array([expected_fullest(int(n), experts, ranks) for n in below])
+    high = np.array([expected_fullest(min(int(n) + 1, experts), experts, ranks) for n in below])
+    return low + (unique - below) * (high - low)
 
-    Each rank's count is hypergeometric; ranks are taken as independent, so P(max <= x) = P(X <= x)^ranks.
+
+@functools.lru_cache(maxsize=4096)
+def expected_fullest(unique: int, experts: int, ranks: int) -> float:
+    """`fullest_rank` of a whole number of experts, each set of them as likely as another.
+
+    E[max] = sum over x of P(max > x); P(max <= x) counts the sets with at most x on each rank: the coefficient of
+    z^unique in (sum over j <= x of C(experts / ranks, j) z^j)^ranks.
     """
     own = experts // ranks
-    counts = np.arange(own + 1)
-    below = np.floor(unique).astype(int)
-
-    def expected(drawn: np.ndarray) -> np.ndarray:
-        shares = stats.hypergeom.cdf(counts[None, :], experts, own, drawn[:, None])
-        return (1 - shares**ranks).sum(axis=1)
-
-    low, high = expected(below), expected(np.minimum(below + 1, experts))
-    return low + (unique - below) * (high - low)
+    ways, every = special.comb(own, np.arange(own + 1)), special.comb(experts, unique)
+    expected = 0.0
+    for most in range(min(own, unique)):
+        sets = np.ones(1)
+        for _ in range(ranks):
+            sets = np.convolve(sets, ways[: most + 1])[: unique + 1]
+        expected += 1 - (sets[unique] / every if len(sets) > unique else 0.0)
+    return expected
