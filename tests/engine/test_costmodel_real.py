@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -35,10 +33,10 @@ SHAPE = {
 
 @pytest.fixture(scope="module")
 def qwen3_moe(target, tmp_path_factory) -> targets.Target:
-    """Qwen3-MoE's architecture with random weights; embeddings large enough that tokens route apart."""
+    """Qwen3-MoE's architecture with random weights; embeddings so large that tokens differ and route apart."""
     folder = tmp_path_factory.mktemp("models") / "qwen3-moe"
     torch.manual_seed(0)
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, initializer_range=0.04)).to(torch.bfloat16)
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, initializer_range=0.02)).to(torch.bfloat16)
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_(std=1.0)
     model.save_pretrained(folder)
