@@ -1,7 +1,8 @@
-"""What others published beside what the model says (data/published.json; rows as in moe.md section 2)."""
+"""What others published beside what the model says (data/published.json; rows of moe.md section 2, 0: others)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -104,6 +105,14 @@ def allreduce(entry: Entry) -> tuple[str, Range]:
     return "latency + beyond the flat size x per KiB: a fit", Range.of([a + b * beyond for a, b in ends])
 
 
+def step_ms(entry: Entry) -> tuple[str, Range]:
+    """A step of as many unquantised layers of a model, whose tokens all choose the same experts."""
+    few = dataclasses.replace(geometry(entry["model"]), num_hidden_layers=entry["layers"], quantization_config={})
+    model = StepModel(few, entry["hardware"], reuse=0.0)
+    how = f"step model; {model.regime(entry['n']).loading}; the hardware's efficiency was read off this run"
+    return how, model.step_range_ms(entry["n"])
+
+
 def nothing(entry: Entry) -> tuple[str, None]:
     """No prediction."""
     return "not predicted", None
@@ -118,5 +127,6 @@ PREDICTIONS: dict[str, Callable[[Entry], tuple[str, Range | None]]] = {
     "bytes_ratio": bytes_ratio,
     "expert_ms": expert_ms,
     "allreduce_us": allreduce,
+    "step_ms": step_ms,
     "none": nothing,
 }

@@ -62,6 +62,7 @@ def off(times: pd.DataFrame, model: costmodel.StepModel) -> pd.Series:
     fit = costmodel.calibrate(times[times["n"].isin(FITTED)], model=model)
     others = times[~times["n"].isin(FITTED)].set_index("n")["step_ms"] / times.set_index("n")["step_ms"].loc[1]
     predicted = pd.Series({n: fit.verify_ratio(n).mid for n in others.index})
+    print(times.to_string())
     print(pd.DataFrame({"measured": others, "predicted": predicted}))  # shown where the test fails
     return predicted / others - 1
 

@@ -151,6 +151,10 @@ def test_published_figures_beside_the_model():
     expert = 32 * 3 * 4096 * 14336
     assert row[12].high == pytest.approx((rest + 8 * (1 - 0.75**8) * expert) / (rest + 2 * expert), rel=1e-6)
     assert table.loc[table["row"] == 24, "predicted"].isna().all()
+    # The H200's steps: dearer up to 12 tokens, where pairs are loaded, than at 16
+    h200 = known[known["row"] == 0]
+    assert h200["error"].abs().max() < 0.11
+    assert h200["how"].str.contains("pairwise").tolist() == [True] * 4 + [False]
 
 
 def test_predicting_a_model_does_not_use_its_own_figures():
