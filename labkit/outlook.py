@@ -11,7 +11,7 @@ import pandas as pd
 from labkit import options
 from labkit.costmodel import scenario as known
 from labkit.costmodel.published import published
-from labkit.costmodel.questions import concurrency, stops_paying
+from labkit.costmodel.questions import best_k, concurrency, rate_for, speedups, stops_paying
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
 from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR
@@ -52,7 +52,10 @@ def outlook(
     tables = {"A plain step": known.step_table(model), "Verifying n tokens": model.table(NS, streams)}
     if best is not None:
         length = Range(best["acceptance_low"], best["acceptance_length"], best["acceptance_high"])
-        tables["By streams: " + named(best)] = by_streams(model, best, length)
+        cost = Range(best["draft_ms_low"], best["draft_ms"], best["draft_ms_high"])
+        drafting = dataclasses.replace(model, draft_ms=cost)
+        tables["By k: " + named(best)] = by_k(drafting, length.mid, best["num_speculative_tokens"], streams)
+        tables["By streams: " + named(best)] = by_streams(drafting, length, best["num_speculative_tokens"])
     seen = known.scenario_for(model.geometry.name, model.hardware.name)
     if seen:
         tables |= {
@@ -66,10 +69,18 @@ def outlook(
     return Outlook(model, tables, ranked, word, sentence)
 
 
-def by_streams(model: StepModel, best: dict[str, Any], length: Range) -> pd.DataFrame:
-    """Speculation by number of streams, for the best option."""
-    drafting = dataclasses.replace(model, draft_ms=best["draft_ms"])
-    frame = concurrency(drafting, length, best["num_speculative_tokens"])
+def by_k(model: StepModel, length: float, k: int, streams: int) -> pd.DataFrame:
+    """Cost and gain by drafted tokens, at the conditional rate that gives k of them that acceptance length."""
+    table = speedups(model, rate_for(length, k), streams=(streams,))
+    best = best_k(table)["num_speculative_tokens"].iloc[0]
+    names = ["num_speculative_tokens", "acceptance_length", "verify_ratio", "break_even", "tpot_ms"]
+    chosen = table[[*names, "speedup_low", "speedup", "speedup_high"]]
+    return chosen.assign(best=chosen["num_speculative_tokens"] == best)
+
+
+def by_streams(model: StepModel, length: Range, k: int) -> pd.DataFrame:
+    """Speculation by number of streams."""
+    frame = concurrency(model, length, k)
     names = ["streams", "tok_s", "speculative_tok_s", "verify_ratio", "break_even"]
     return frame[[*names, "speedup_low", "speedup", "speedup_high"]]
 
@@ -143,8 +154,7 @@ def as_json(found: Outlook) -> dict[str, Any]:
     """The outlook as plain data: tables as lists of rows, NaN as null."""
 
     def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-        keep = frame.drop(columns=[c for c in frame if c in ("draft_ms", "length", "budget")])
-        return keep.astype(object).where(keep.notna(), None).to_dict("records")
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
     return {
         "target": found.model.geometry.name,

@@ -13,7 +13,6 @@ from labkit.costmodel.drafting import draft_ms, head
 from labkit.costmodel.questions import concurrency
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
-from labkit.costmodel.whatif import assuming
 from labkit.experts import windows
 
 Scenario = Mapping[str, Any]
@@ -135,10 +134,10 @@ def streams_table(scenario: Scenario) -> pd.DataFrame:
     """
     told = scenario["published"]
     seen = told["streams"]
-    k, ranks = seen["num_speculative_tokens"], 0
+    k = seen["num_speculative_tokens"]
     model = model_of(scenario["target"], told["hardware"], context_tokens=told["context_tokens"])
-    ranks = model.tensor_parallel_size
-    model = dataclasses.replace(model, draft_ms=draft_ms(head(seen["draft"]), model.hardware, ranks, k))
+    cost = draft_ms(head(seen["draft"]), model.hardware, model.tensor_parallel_size, k)
+    model = dataclasses.replace(model, draft_ms=cost)
     frame = concurrency(model, Range.of(seen["acceptance_length"]), k, map(int, seen["plain_tok_s"]))
     plain = frame["streams"].map({int(n): v for n, v in seen["plain_tok_s"].items()})
     spec = frame["streams"].map({int(n): v for n, v in seen["speculative_tok_s"].items()})
@@ -157,8 +156,3 @@ def streams_table(scenario: Scenario) -> pd.DataFrame:
             "speedup_published": spec / plain,
         }
     )
-
-
-def tuned(model: StepModel, allreduce_us: float) -> float:
-    """Milliseconds that a step would take with another AllReduce latency, everything else as it is."""
-    return assuming(model, allreduce_us=allreduce_us).step_ms(1)

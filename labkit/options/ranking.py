@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ["rank", "option", "what", "draft", "possible", "why", "num_speculative_tokens"]
 COLUMNS += ["hours_low", "hours", "hours_high", "acceptance_low", "acceptance_length", "acceptance_high"]
-COLUMNS += ["speedup_low", "speedup", "speedup_high", "verdict", "measure_next", "source", "draft_ms"]
+COLUMNS += ["speedup_low", "speedup", "speedup_high", "verdict", "measure_next", "source"]
+COLUMNS += ["draft_ms_low", "draft_ms", "draft_ms_high"]
 OWN_DRAFT_VOCABULARY = 32_000  # BACKGROUND step 6
 Row = dict[str, Any]
 
@@ -55,7 +56,7 @@ def rank(
         ["possible", "pays", "hours", "better"], ascending=[False, False, True, True], kind="stable"
     )
     ranked = frame.loc[order.index].reset_index(drop=True)
-    return ranked.assign(rank=ranked.index + 1)[COLUMNS]
+    return ranked.assign(rank=ranked.index + 1, draft_ms=ranked["draft_ms"].astype(float))[COLUMNS]
 
 
 def option(letter: str) -> Mapping[str, Any]:
@@ -173,12 +174,14 @@ def budgeted(model: StepModel) -> Iterator[Row]:
 def finish(row: Row, model: StepModel, streams: int, acceptance: Mapping[str, Any]) -> Row:
     """A row with its prediction; impossible options keep none."""
     if not row["possible"]:
-        return row | {"verdict": "impossible"}
+        return row | {"draft_ms": None, "verdict": "impossible"}
     k = row["num_speculative_tokens"]
     length = Range.of(acceptance.get(row["option"], row["length"]))
-    priced = dataclasses.replace(model, draft_ms=row["draft_ms"], expert_budget=row["budget"])
+    cost = Range.of(row["draft_ms"])
+    priced = dataclasses.replace(model, draft_ms=cost, expert_budget=row["budget"])
     found = verdict(priced, length, k, streams)
     row |= {"acceptance_low": length.low, "acceptance_length": length.mid, "acceptance_high": length.high}
     row |= {"speedup_low": found.speedup.low, "speedup": found.speedup.mid, "speedup_high": found.speedup.high}
+    row |= {"draft_ms_low": cost.low, "draft_ms": cost.mid, "draft_ms_high": cost.high}
     told = found.next_measurement if found.word == UNCLEAR else ""
     return row | {"verdict": found.word, "measure_next": told}

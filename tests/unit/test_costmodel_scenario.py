@@ -218,6 +218,10 @@ def test_plan_as_json_and_next_steps(tmp_path):
     assert found["verdict"] in ("go", "no-go", "unclear")
     rows = {row["n"]: row for row in found["tables"]["Verifying n tokens"]}
     assert rows[1]["verify_ratio"] == 1
+    by_k = next(table for title, table in found["tables"].items() if title.startswith("By k"))
+    assert [r["num_speculative_tokens"] for r in by_k if r["best"]] == [
+        max(by_k, key=lambda r: r["speedup"])["num_speculative_tokens"]
+    ]
     heads = [o for o in found["options"] if o["option"] == "C"]
     assert heads
     assert not any(o["possible"] for o in heads)  # vLLM 0.16 serves no head for it

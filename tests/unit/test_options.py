@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from labkit import costmodel, options
+from labkit import costmodel, files, options
 from labkit.costmodel import StepModel, drafting
 from labkit.options import Engine
 from labkit.options.possible import hard, installed_engine
@@ -153,6 +153,11 @@ def test_every_draft_has_its_facts_and_source():
         )
     for letter, told in drafting.drafts()["options"].items():
         assert told["hours"]["source"], letter
+
+
+def test_the_frame_can_be_saved(ranked, tmp_path):
+    files.write_parquet(tmp_path / "options.parquet", ranked)
+    assert files.read_parquet(tmp_path / "options.parquet")["option"].tolist() == ranked["option"].tolist()
 
 
 def test_next_steps_names_order_reasons_and_sources(ranked, tmp_path):
