@@ -13,7 +13,10 @@ from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import BadEstimate, StepModel
 
 NOISE = 0.02  # of a step time: the least that a measurement is trusted to be wrong by
-LOOSE = 0.3  # how far the effective bandwidth may be from the prior one, at least (a standard deviation)
+# Standard deviations of the priors. Kernels reach half to twice the bandwidth that a benchmark does. A further token
+# costs little beside a step (2% of one for SmolLM2 on 2 cores), so growth is bytes unless the points say otherwise.
+LOOSE = 0.5
+TOKEN_SHARE = 0.05
 
 
 def fitted(step_times: pd.DataFrame, model: StepModel) -> StepModel:
@@ -78,7 +81,7 @@ def prior_of(model: StepModel, shortest_ms: float) -> tuple[np.ndarray, np.ndarr
     low, mid, high = model.hardware.efficiency
     other, token = model.figures["other_ms"].mid, model.hardware.token_ms.mid
     width = max((1 / low - 1 / high) / 2, LOOSE / mid)
-    return np.array([other, 1 / mid, token]), np.array([shortest_ms, width, shortest_ms])
+    return np.array([other, 1 / mid, token]), np.array([shortest_ms, width, TOKEN_SHARE * shortest_ms])
 
 
 def which_regime(step_times: pd.DataFrame, model: StepModel) -> pd.DataFrame:

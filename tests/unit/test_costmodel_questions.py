@@ -257,6 +257,20 @@ def test_calibration_finds_what_made_the_times():
     assert told["efficiency"] == told["other_ms"] == "fitted to 8 measured step times"
 
 
+@pytest.mark.parametrize("efficiency", [0.5, 0.7, 1.0, 1.5, 2.5])
+@pytest.mark.parametrize("token_ms", [0.0, 0.5, 2.0])
+def test_two_points_suffice_however_fast_the_kernels_are(efficiency, token_ms):
+    # A CPU whose kernels read half to 2.5 times as fast as the benchmark, and tokens at up to 12% of a step.
+    machine = costmodel.machine_at_hand(costmodel.Bandwidth(10.0, 9.5, 10.5, True, "made up"))
+    moe = dataclasses.replace(geometry("qwen3-30b-a3b"), num_hidden_layers=8, hidden_size=1024, vocab_size=49152)
+    moe = dataclasses.replace(moe, moe_intermediate_size=384, n_routed_experts=64, num_attention_heads=8)
+    real = dataclasses.replace(machine, efficiency=Range.of(efficiency), token_ms=Range.of(token_ms))
+    true = StepModel(moe, real, other_ms=6.0, context_tokens=64)
+    found = costmodel.calibrate(times_of(true, (1, 8)), model=StepModel(moe, machine, context_tokens=64))
+    for n in (2, 3, 4, 6):
+        assert found.verify_ratio(n).mid == pytest.approx(true.verify_ratio(n).mid, rel=0.05)
+
+
 def test_calibration_needs_two_points_and_t1():
     model = kimi()
     with pytest.raises(BadEstimate, match="two points"):
