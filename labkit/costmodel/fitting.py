@@ -13,8 +13,8 @@ from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import BadEstimate, StepModel
 
 NOISE = 0.02  # of a step time: the least that a measurement is trusted to be wrong by
-# Standard deviations of the priors. Kernels reach half to twice the bandwidth that a benchmark does. A further token
-# costs little beside a step (2% of one for SmolLM2 on 2 cores), so growth is bytes unless the points say otherwise.
+# Standard deviations of the priors. Kernels reach half to twice the bandwidth that a benchmark does. A further
+# token costs little beside a step (2% for SmolLM2 on 2 cores): growth is bytes unless the points say otherwise.
 LOOSE = 0.5
 TOKEN_SHARE = 0.05
 
