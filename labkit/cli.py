@@ -153,6 +153,32 @@ def swap(
     raise typer.Exit(code)
 
 
+@app.command()
+def plan(
+    target: Annotated[
+        str, typer.Option(help="a geometry of data/models, a config.json or its folder")
+    ] = "kimi-k2.5",
+    hardware: Annotated[str, typer.Option(help="a name in data/hardware.json")] = "rtx-pro-6000-pcie-x8",
+    engine: Annotated[str, typer.Option(help='as "vllm 0.16"; the installed vLLM where left out')] = "",
+    streams: Annotated[int, typer.Option(help="requests side by side")] = 1,
+    context: Annotated[int, typer.Option(help="tokens of context in the cache")] = 2048,
+    out: Annotated[str, typer.Option(help="a folder for next-steps.md")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+) -> None:
+    """Predict what speculation brings before anyone trains: step, verification, options, go or no-go."""
+    import json
+
+    from labkit import options, outlook
+
+    name, _, version = engine.partition(" ")
+    served = options.Engine(name, version) if engine else None
+    found = outlook.outlook(target, hardware, engine=served, streams=streams, context_tokens=context)
+    typer.echo(json.dumps(outlook.as_json(found), indent=2, default=str) if as_json else outlook.text(found))
+    if out:
+        title = f"{found.model.geometry.name} on {found.model.hardware.name}"
+        typer.echo(options.write_next_steps(out, found.ranked, title=title, verdict=found.sentence))
+
+
 def main() -> None:
     """Entry point: an error that the lab explains ends with its text and exit code 1, no stack trace."""
     try:

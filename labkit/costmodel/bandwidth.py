@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.costmodel.hardware import hardware
+from labkit.costmodel.hardware import Hardware, hardware
+from labkit.costmodel.ranges import Range
 from labkit.costmodel.weights import kv_bytes_per_token, weights
 from labkit.targets import Geometry
 
@@ -43,6 +44,23 @@ def measure_bandwidth(device: str = "", repeats: int = REPEATS) -> Bandwidth:
     low, middle, high = np.quantile(rates, [0.25, 0.5, 0.75])
     told = "one GPU" if device == "cuda" else f"{torch.get_num_threads()} cores"
     return Bandwidth(middle, low, high, device == "cpu", f"measured here, reading with {told}")
+
+
+def machine_at_hand(bandwidth: Bandwidth | None = None, ranks: int = 1) -> Hardware:
+    """This machine's CPU as hardware: its memory bandwidth (measured now, where none is given), nothing else.
+
+    Ranks share one memory, so each has its part of the bandwidth.
+    """
+    found = bandwidth or measure_bandwidth("cpu")
+    low, high = found.low_gb_s / found.gb_s, found.high_gb_s / found.gb_s
+    return Hardware(
+        name="this machine",
+        gpus=ranks,
+        device="cpu",
+        bandwidth_gb_s=Range.of(found.gb_s / ranks),
+        efficiency=Range(low, 1.0, high),
+        sources={"bandwidth_gb_s": found.source, "efficiency": "spread of that measurement"},
+    )
 
 
 def seconds(one: torch.Tensor, other: torch.Tensor) -> float:

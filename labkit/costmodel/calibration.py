@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from labkit.costmodel.fitting import fitted
 from labkit.costmodel.ranges import Range
-from labkit.costmodel.step import BadEstimate
+from labkit.costmodel.step import BadEstimate, StepModel, checked_length
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,7 @@ class MeasuredSteps:
 
     def speedup(self, acceptance_length: Any, k: float, streams: int = 1) -> tuple[float, float, float]:
         """(low, mid, high) of acceptance length / break_even, as StepModel.speedup."""
-        length, cost = Range.of(acceptance_length), self.break_even(k, streams)
-        if not 1 <= length.low <= length.high <= k + 1:
-            raise BadEstimate(f"an acceptance length of {length.mid:g} with k={k:g}", f"give 1 to {k + 1:g}")
+        length, cost = checked_length(acceptance_length, k), self.break_even(k, streams)
         return length.low / cost.high, length.mid / cost.mid, length.high / cost.low
 
 
@@ -59,12 +59,20 @@ def ratio(top: Range, bottom: Range) -> Range:
     return Range(top.low / bottom.high, top.mid / bottom.mid, top.high / bottom.low)
 
 
-def calibrate(step_times: pd.DataFrame, *, draft_ms: Any = 0.0, host_ms: Any = 0.0) -> MeasuredSteps:
-    """Measured step times as a cost model: step_ms, verify_ratio, break_even and speedup, by interpolation.
+def calibrate(
+    step_times: pd.DataFrame, *, model: StepModel | None = None, draft_ms: Any = None, host_ms: Any = None
+) -> MeasuredSteps | StepModel:
+    """Measured step times as a cost model.
 
-    `step_times`: columns n streams step_ms low_ms high_ms. Raises BadEstimate without a measured t(1).
+    `step_times`: columns n streams step_ms low_ms high_ms, of bench.step_times, a trace, or a server with vLLM's
+    synthetic acceptance. Without `model`: interpolation between the points, never beyond them. With a StepModel:
+    its unknown figures fitted to two points or more (`fitted`), which predicts the others. Raises BadEstimate
+    without a measured t(1).
     """
     known = step_times.dropna(subset=["step_ms"])
     if not (known["n"] == 1).any():
         raise BadEstimate("there is no t(1) among the step times", "measure n = 1 too: every ratio is over it")
-    return MeasuredSteps(known, Range.of(draft_ms), Range.of(host_ms))
+    given = {name: value for name, value in (("draft_ms", draft_ms), ("host_ms", host_ms)) if value is not None}
+    if model is not None:
+        return dataclasses.replace(fitted(known, model), **given)
+    return MeasuredSteps(known, Range.of(draft_ms or 0.0), Range.of(host_ms or 0.0))

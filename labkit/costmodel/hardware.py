@@ -1,4 +1,4 @@
-"""Hardware figures of data/hardware.json, each with its source."""
+"""Hardware figures of data/hardware.json, each with its source, and those of the machine at hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,20 @@ from labkit import files, settings
 from labkit.costmodel.ranges import Range
 from labkit.errors import LabError
 
-FIGURES = ("bandwidth_gb_s", "efficiency", "allreduce_us", "allreduce_us_per_token", "other_ms")
+# Figure: its unit and what it is.
+FIGURES = {
+    "bandwidth_gb_s": ("GB/s", "memory bandwidth of one GPU"),
+    "efficiency": ("", "share of it that decoding reaches"),
+    "tflops": ("TFLOPS", "arithmetic that the layers' matrix products reach on one GPU"),
+    "allreduce_us": ("us", "one AllReduce of a message up to the flat size"),
+    "allreduce_flat_kib": ("KiB", "message up to which an AllReduce takes no longer"),
+    "allreduce_us_per_kib": ("us/KiB", "what each further KiB adds to an AllReduce"),
+    "other_ms": ("ms", "everything else in a step"),
+    "token_ms": ("ms", "what each further token adds besides"),
+}
 
 NOTHING = Range.of(0)
+ENDLESS = Range.of(1e12)
 
 
 class UnknownHardware(LabError):
@@ -21,23 +32,30 @@ class UnknownHardware(LabError):
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One server's figures.
+    """One server's figures, as FIGURES says; `device` is "cuda" or "cpu".
 
-    bandwidth_gb_s: memory bandwidth of a GPU from its datasheet; efficiency: the share of it that decoding
-    reaches. allreduce_us: one AllReduce of one token's state; allreduce_us_per_token: what each further token
-    adds. other_ms: everything else in a step. measured: by model, a step's time (one token, one stream) and
-    count of AllReduces; where that is known, other_ms is what it leaves over.
+    measured: by model, a step's time (one token, one stream) and count of AllReduces; where that is known,
+    other_ms is what it leaves over. tflops: no limit where none is given.
     """
 
     name: str
     gpus: int
     bandwidth_gb_s: Range
-    efficiency: Range
+    efficiency: Range = field(default_factory=lambda: Range.of(1))
+    tflops: Range = ENDLESS
     allreduce_us: Range = NOTHING
-    allreduce_us_per_token: Range = NOTHING
+    allreduce_flat_kib: Range = NOTHING
+    allreduce_us_per_kib: Range = NOTHING
     other_ms: Range = NOTHING
+    token_ms: Range = NOTHING
+    device: str = "cuda"
     measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+def known_hardware() -> list[str]:
+    """The names in data/hardware.json."""
+    return list(files.read_json(settings.root() / "data" / "hardware.json"))
 
 
 def hardware(name: str) -> Hardware:
@@ -48,4 +66,5 @@ def hardware(name: str) -> Hardware:
     entry = known[name]
     figures = {figure: Range.of(entry[figure]) for figure in FIGURES if figure in entry}
     sources = {figure: entry[figure].get("source", "") for figure in figures}
-    return Hardware(name=name, gpus=entry["gpus"], measured=entry.get("measured", {}), sources=sources, **figures)
+    more = {"device": entry.get("device", "cuda"), "measured": entry.get("measured", {})}
+    return Hardware(name=name, gpus=entry["gpus"], sources=sources, **more, **figures)

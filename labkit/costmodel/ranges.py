@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from labkit.errors import LabError
+import numpy as np
 
-Corner = Mapping[str, str]  # an input's name: which of its three values
+from labkit.errors import LabError
 
 
 class BadRange(LabError):
@@ -40,22 +40,42 @@ class Range:
             return cls(float(value), float(value), float(value))
         return cls(*(float(v) for v in value))
 
+    @classmethod
+    def over(cls, values: np.ndarray) -> Range:
+        """From a figure in the middle (the first) and in every corner."""
+        return cls(float(values.min()), float(values[0]), float(values.max()))
+
     def __iter__(self) -> Iterator[float]:
         """Low, mid, high, as a tuple unpacks."""
         return iter(astuple(self))
-
-    def at(self, which: str) -> float:
-        """The value called low, mid or high."""
-        return getattr(self, which)
 
     @property
     def exact(self) -> bool:
         """Whether nothing is uncertain."""
         return self.low == self.high
 
+    def told(self, digits: int = 2) -> str:
+        """As text: the middle, and the interval where there is one."""
+        middle = f"{self.mid:.{digits}f}"
+        return middle if self.exact else f"{middle} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
-def corners(inputs: Mapping[str, Range]) -> Iterable[Corner]:
-    """Every combination of the extreme values of the uncertain inputs; exact ones stay in the middle."""
-    uncertain = [name for name, value in inputs.items() if not value.exact]
-    for choice in itertools.product(("low", "high"), repeat=len(uncertain)):
-        yield dict.fromkeys(inputs, "mid") | dict(zip(uncertain, choice, strict=True))
+
+def corners(figures: Mapping[str, Range]) -> dict[str, np.ndarray]:
+    """Each figure as an array: all in the middle first, then every combination of the uncertain ones' extremes."""
+    uncertain = [name for name, value in figures.items() if not value.exact]
+    count = 1 + (2 ** len(uncertain) if uncertain else 0)
+    found = {name: np.full(count, float(value.mid)) for name, value in figures.items()}
+    if uncertain:
+        ends = itertools.product(*([figures[name].low, figures[name].high] for name in uncertain))
+        for name, column in zip(uncertain, zip(*ends, strict=True), strict=True):
+            found[name][1:] = column
+    return found
+
+
+def one_by_one(figures: Mapping[str, Range]) -> dict[str, np.ndarray]:
+    """As `corners`, but with one figure at an extreme at a time: middle, then low and high of each in turn."""
+    count = 1 + 2 * len(figures)
+    found = {name: np.full(count, float(value.mid)) for name, value in figures.items()}
+    for position, (name, value) in enumerate(figures.items()):
+        found[name][1 + 2 * position : 3 + 2 * position] = value.low, value.high
+    return found

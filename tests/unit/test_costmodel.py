@@ -28,7 +28,8 @@ def kimi(**changes) -> StepModel:
 def flat(**changes) -> StepModel:
     """Kimi-K2.5's reference server without uncertainty and with flat AllReduces."""
     machine = costmodel.hardware(SERVER)
-    exact = {"efficiency": Range.of(0.8), "allreduce_us_per_token": Range.of(changes.pop("per_token_us", 0))}
+    # 14 KiB is the state of one token: 7168 x 2 B.
+    exact = {"efficiency": Range.of(0.8), "allreduce_us_per_kib": Range.of(changes.pop("per_token_us", 0) / 14)}
     return StepModel("kimi-k2.5", dataclasses.replace(machine, **exact), **changes)
 
 
@@ -175,8 +176,8 @@ def test_the_interval_is_the_extreme_of_every_combination():
     model = kimi(reuse=(0.6, 0.8, 1.0), draft_ms=(0.5, 1.0, 1.5))
     machine = model.hardware
     ratios = []
-    for eta, growth, r, draft in itertools.product((0.7, 0.9), (0, 1.25), (0.6, 1.0), (0.5, 1.5)):
-        exact = {"efficiency": Range.of(eta), "allreduce_us_per_token": Range.of(growth)}
+    for eta, growth, r, draft in itertools.product((0.7, 0.9), (0, 0.0893), (0.6, 1.0), (0.5, 1.5)):
+        exact = {"efficiency": Range.of(eta), "allreduce_us_per_kib": Range.of(growth)}
         single = StepModel("kimi-k2.5", dataclasses.replace(machine, **exact), reuse=r, draft_ms=draft)
         ratios.append(single.speedup(2.0, 3)[1])
     low, mid, high = model.speedup(2.0, 3)

@@ -1,0 +1,167 @@
+"""What speculation is predicted to bring before anyone trains or reloads: tables, options, verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from labkit import options
+from labkit.costmodel import scenario as known
+from labkit.costmodel.published import published
+from labkit.costmodel.questions import best_k, concurrency, rate_for, speedups, stops_paying
+from labkit.costmodel.ranges import Range
+from labkit.costmodel.step import StepModel
+from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR
+
+NS = (1, 2, 3, 4, 5, 6, 8)
+LOSSY = "E"
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What `labkit plan` prints: the model, tables by title, ranked options, the verdict and its reason."""
+
+    model: StepModel
+    tables: dict[str, pd.DataFrame]
+    ranked: pd.DataFrame
+    verdict: str
+    sentence: str
+
+
+def outlook(
+    target: str,
+    hardware: str,
+    *,
+    engine: options.Engine | None = None,
+    streams: int = 1,
+    context_tokens: int = 2048,
+    reuse: Any = None,
+) -> Outlook:
+    """The outlook of a target (a shipped geometry or a config.json) on hardware of data/hardware.json.
+
+    Raises UnknownGeometry and UnknownHardware with the names there are. `reuse`: r, where it was recorded; the
+    published trend without.
+    """
+    changes = {} if reuse is None else {"reuse": reuse, "sources": {"reuse": "given"}}
+    model = known.model_of(target, hardware, context_tokens=context_tokens, **changes)
+    ranked = options.rank(model, engine=engine, streams=streams)
+    word, sentence, best = judged(ranked)
+    tables = {"A plain step": known.step_table(model), "Verifying n tokens": model.table(NS, streams)}
+    if best is not None:
+        length = Range(best["acceptance_low"], best["acceptance_length"], best["acceptance_high"])
+        cost = Range(best["draft_ms_low"], best["draft_ms"], best["draft_ms_high"])
+        drafting = dataclasses.replace(model, draft_ms=cost)
+        tables["By k: " + named(best)] = by_k(drafting, length.mid, best["num_speculative_tokens"], streams)
+        tables["By streams: " + named(best)] = by_streams(drafting, length, best["num_speculative_tokens"])
+    seen = known.scenario_for(model.geometry.name, model.hardware.name)
+    if seen:
+        tables |= {
+            "The measured step, taken apart (a fit)": known.fit_table(seen, model),
+            "Acceptance length that the n-gram slowdown implies": known.ngram_table(seen, model),
+            "A trained head": known.head_table(seen, model),
+            "Published boxes, predicted": known.boxes_table(seen),
+            "Published box by streams, predicted": known.streams_table(seen),
+        }
+        tables["What others published, beside the model"] = published()
+    return Outlook(model, tables, ranked, word, sentence)
+
+
+def by_k(model: StepModel, length: float, k: int, streams: int) -> pd.DataFrame:
+    """Cost and gain by drafted tokens, at the conditional rate that gives k of them that acceptance length."""
+    table = speedups(model, rate_for(length, k), streams=(streams,))
+    best = best_k(table)["num_speculative_tokens"].iloc[0]
+    names = ["num_speculative_tokens", "acceptance_length", "verify_ratio", "break_even", "tpot_ms"]
+    chosen = table[[*names, "speedup_low", "speedup", "speedup_high"]]
+    return chosen.assign(best=chosen["num_speculative_tokens"] == best)
+
+
+def by_streams(model: StepModel, length: Range, k: int) -> pd.DataFrame:
+    """Speculation by number of streams."""
+    frame = concurrency(model, length, k)
+    names = ["streams", "tok_s", "speculative_tok_s", "verify_ratio", "break_even"]
+    return frame[[*names, "speedup_low", "speedup", "speedup_high"]]
+
+
+def named(row: dict[str, Any]) -> str:
+    """An option as one says it."""
+    return f"{row['option']}, {row['draft'] or row['what']}"
+
+
+def judged(ranked: pd.DataFrame) -> tuple[str, str, dict[str, Any] | None]:
+    """The verdict over all options that lose nothing: word, sentence, and the option predicted to bring most."""
+    rows = ranked[ranked["possible"] & (ranked["option"] != LOSSY)]
+    if rows.empty:
+        return NO_GO, "no-go: nothing can draft for this target here.", None
+    best = rows.loc[rows["speedup"].idxmax()].to_dict()
+    first = rows.iloc[0].to_dict()
+    word = GO if (rows["verdict"] == GO).any() else NO_GO if (rows["verdict"] == NO_GO).all() else UNCLEAR
+    interval = f"{best['speedup']:.2f} [{best['speedup_low']:.2f}, {best['speedup_high']:.2f}]"
+    text = f"{word}: most is expected of {named(best)}, {interval} times as fast"
+    if word == UNCLEAR and best["measure_next"]:
+        text += f"; next measure {best['measure_next']}"
+    return word, f"{text}. First to try: {named(first)} ({first['hours']:g} hours).", best
+
+
+def text(found: Outlook) -> str:
+    """The outlook as `labkit plan` prints it."""
+    model = found.model
+    lines = [f"{model.geometry.name} on {model.hardware.name}, {model.tensor_parallel_size} ranks", ""]
+    lines += [f"At 4 tokens a step: {model.regime(4).loading}, {model.regime(4).why}", ""]
+    for title, table in found.tables.items():
+        shown = table.drop(columns=[c for c in ("source", "how") if c in table])
+        lines += [title, printed(shown), ""]
+        if title.startswith("By streams"):
+            lines += [f"  speculation stops paying from {ends(stops_paying(table))} streams on", ""]
+        if "speedup_published" in table:
+            lines += [f"  {trust(table)}", ""]
+    columns = ["rank", "option", "draft", "possible", "hours", "speedup_low", "speedup", "speedup_high", "verdict"]
+    lines += ["Options, in the order to try", printed(found.ranked[columns]), ""]
+    lines += [f"  {row.option} {row.draft}: {row.why}" for row in found.ranked.itertuples() if row.why]
+    lines += ["", "Inputs", printed(found.model.inputs().assign(source=lambda f: f["source"].str[:60])), ""]
+    return "\n".join([*lines, found.sentence])
+
+
+def trust(table: pd.DataFrame) -> str:
+    """Up to how many streams a prediction held where one was published (scenario.streams_table)."""
+    inside = (table["speedup_low"] <= table["speedup_published"]) & (
+        table["speedup_published"] <= table["speedup_high"]
+    )
+    missed = table["streams"][~inside]
+    if missed.empty:
+        return "the published speedups all lie in the predicted intervals"
+    told = ", ".join(f"{n:g}" for n in missed)
+    return f"the published speedup lies outside the predicted interval at {told} streams: do not rely on it there"
+
+
+def ends(found: dict[str, float]) -> str:
+    """`stops_paying` as text."""
+    told = {
+        name: "more than were tried" if value == float("inf") else f"{value:g}" for name, value in found.items()
+    }
+    return f"{told['mid']} [{told['low']}, {told['high']}]"
+
+
+def printed(table: pd.DataFrame) -> str:
+    """A frame as indented text, three significant digits, nothing for what is not known."""
+    body = table.to_string(index=False, float_format=lambda v: f"{v:.4g}", na_rep="-")
+    return "\n".join(f"  {line}" for line in body.splitlines())
+
+
+def as_json(found: Outlook) -> dict[str, Any]:
+    """The outlook as plain data: tables as lists of rows, NaN as null."""
+
+    def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+        return frame.astype(object).where(frame.notna(), None).to_dict("records")
+
+    return {
+        "target": found.model.geometry.name,
+        "hardware": found.model.hardware.name,
+        "verdict": found.verdict,
+        "sentence": found.sentence,
+        "inputs": rows(found.model.inputs()),
+        "options": rows(found.ranked),
+        "tables": {title: rows(table) for title, table in found.tables.items()},
+    }
