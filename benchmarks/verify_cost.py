@@ -1,12 +1,13 @@
 """What a step that verifies n tokens costs a mixture of experts, on one GPU: `python -m benchmarks.verify_cost`.
 
 vLLM with random weights in a published layer geometry: as many of its layers as fit. n streams decode one token
-each, so a step works on n tokens, in two ways: all streams the same text, so that n tokens share one set of experts,
-and each stream a random text of its own. Where the kernel loads each expert once, the two differ; where it loads an
-expert for every (token, expert) pair, they cost the same. The engine returns which experts each token went to.
+each, so a step works on n tokens, in two ways: all streams the same text, so that n tokens share one set of
+experts, and each stream a random text of its own. Where the kernel loads each expert once, the two differ; where
+it loads one for every (token, expert) pair, they cost the same. The engine returns each token's experts.
 
 Random weights as vLLM draws them route every token alike, so the router, the embedding and the norms are drawn
-anew with ordinary sizes. Writes a row a repeat to OUT/verify_cost-<model>-<weights>.parquet. Minutes on one H200.
+anew with ordinary sizes. Writes a row a repeat to OUT/verify_cost-<model>-<weights>.parquet; three minutes on one
+H200. `--compare` sets what lies in OUT beside the cost model, calibrated at two n, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from labkit import files, settings
+from labkit import costmodel, files, settings, targets
 from labkit.experts import unique
+from labkit.plots import costmodel as costmodel_plots
 
 SHAPES = {  # model: (file in data/models, layers that fit one H200 in bf16)
     "kimi-k2.5": ("kimi-k2.5", 4),
@@ -30,6 +33,7 @@ SHAPES = {  # model: (file in data/models, layers that fit one H200 in bf16)
     "tiny": ("qwen3-30b-a3b", 2),
 }
 TINY = {"hidden_size": 256, "moe_intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 1024}
+AT = {"kimi-k2.5": (1, 12), "qwen3-30b-a3b": (1, 16), "tiny": (1, 16)}  # the n that --compare calibrates at
 SHORT, LONG = 16, 112  # output tokens of the two requests whose difference is timed
 NS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 13, 14, 16, 20, 24, 32)
 
@@ -136,8 +140,25 @@ def measure(model: str, weights: str, repeats: int, on_gpu: bool) -> pd.DataFram
     return pd.DataFrame([same | row for row in rows if row["repeat"] >= 0])
 
 
+def compare(folder: Path) -> None:
+    """Print measured beside predicted steps of all files in `folder` and draw verify_cost.png there."""
+    rows = pd.concat([files.read_parquet(path) for path in sorted(folder.glob("verify_cost*.parquet"))])
+    groups = list(rows.groupby(["model", "weights"], sort=False))
+    _, axes = plt.subplots(1, len(groups), figsize=(5 * len(groups), 3.8), squeeze=False)
+    for ((model, weights), group), ax in zip(groups, axes[0], strict=True):
+        geometry = targets.geometry(config(model, weights))
+        table = costmodel.beside(group, geometry, "nvidia-h200", AT[model])
+        costmodel_plots.plot_regimes(table, ax=ax)
+        ax.set(title=f"{model}, {weights}: {group['layers'].iloc[0]} layers, one H200")
+        limit = costmodel.pairwise_limit(geometry)
+        print(f"\n{model} {weights}: read pair by pair up to n = {limit} by vLLM's rule")
+        print(table.round(3).to_string(index=False))
+    axes[0][0].figure.tight_layout()
+    axes[0][0].figure.savefig(folder / "verify_cost.png", dpi=110)
+
+
 def main() -> None:
-    """Measure one model with one kind of weights."""
+    """Measure one model with one kind of weights, or compare what was measured."""
     import torch
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,7 +166,10 @@ def main() -> None:
     parser.add_argument("--weights", choices=("bf16", "int4"), default="bf16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=settings.outputs() / "verify_cost")
+    parser.add_argument("--compare", action="store_true")
     options = parser.parse_args()
+    if options.compare:
+        return compare(options.out)
     on_gpu = torch.cuda.is_available()
     rows = measure(options.model, options.weights, options.repeats, on_gpu)
     options.out.mkdir(parents=True, exist_ok=True)

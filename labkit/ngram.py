@@ -72,7 +72,7 @@ def simulate_grid(
     """Every configuration with lookup_min <= lookup_max on all outputs: a row each, pooled.
 
     `pairs`: benchmark rows, or (prompt ids, output ids). Columns k, lookup_max, lookup_min, acceptance_length
-    (bonus included), acceptance_rate, drafting_share (of the steps), tokens_per_step, drafts, steps.
+    (bonus included), acceptance_rate, drafting_share (of the steps), tokens_per_step, drafts, drafted, steps.
     """
     ks, maxs, mins = sorted(set(ks)), sorted(set(lookup_maxs)), sorted(set(lookup_mins))
     lookups = [(high, low) for high, low in itertools.product(maxs, mins) if low <= high]
@@ -95,6 +95,7 @@ def figures(pooled: Acceptance) -> dict[str, float]:
         "drafting_share": pooled.drafting_share,
         "tokens_per_step": pooled.tokens_per_step,
         "drafts": pooled.drafts,
+        "drafted": pooled.drafted,
         "steps": pooled.steps or 0,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from labkit import ngram
+from labkit import acceptance, bench, ngram
 from labkit.acceptance import Acceptance
 
 CLOSE = 0.10  # a prediction is right within this share of the measurement, or inside its interval
@@ -65,8 +65,8 @@ def by_category(
     """A row a category: what the baseline's tokens predict for n-gram, and what was measured (`bench.speedup`).
 
     `times`: step times of the baseline; `sync`: of the baseline under the n-gram server's scheduling. `step_cost`:
-    predicted mean step of the n-gram server in plain steps of the baseline. `right`: the prediction is within 10% of
-    the measurement or inside its interval. `step_overhead`: predicted over measured, how many times as long as
+    predicted mean step of the n-gram server in plain steps of the baseline. `right`: the prediction is within 10%
+    of the measurement or inside its interval. `step_overhead`: predicted over measured, how many times as long as
     predicted an average step of the n-gram server took.
     """
     known = measured.set_index("category")[["speedup", "speedup_low", "speedup_high"]]
@@ -82,6 +82,25 @@ def by_category(
         row |= {"measured_high": got["speedup_high"], "step_overhead": middle / got["speedup"]}
         rows.append(row | {"right": right(middle, got)})
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def grid(
+    baseline: pd.DataFrame, times: pd.DataFrame, sync: pd.DataFrame, *, k: int, lookup_max: int
+) -> pd.DataFrame:
+    """ngram.simulate_grid for k of 1, 2, 3, 5 and `k`, lookups up to 5 or `lookup_max`; and column `predicted`.
+
+    `predicted`: the speedup from the step times, over all recorded outputs; drafts longer than what was timed
+    count as the longest that was. NaN without step times.
+    """
+    lengths = range(1, max(lookup_max, 5) + 1)
+    table = ngram.simulate_grid(baseline, ks=[1, 2, 3, 5, k], lookup_maxs=lengths, lookup_mins=lengths)
+    used = sync if len(sync) else times
+    if used.empty:
+        return table.assign(predicted=np.nan)
+    length = 1 + (table["drafted"] / table["drafts"].where(table["drafts"] > 0)).fillna(0.0)
+    drafting = np.interp(length, used["n"], used["step_ms"].astype(float))
+    cost = (1 - table["drafting_share"]) * at(used, 1) + table["drafting_share"] * drafting
+    return table.assign(predicted=table["tokens_per_step"] * at(times, 1) / cost)
 
 
 def right(predicted: float, measured: pd.Series) -> bool | None:
@@ -113,12 +132,20 @@ def sentence(table: pd.DataFrame) -> str:
 
 
 def apart(times: pd.DataFrame, sync: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """What each change costs, a row a kind of step: n, and ms on the baseline, without asynchronous scheduling,
-    and on the speculating server (`rows` are bench.speculating_step_times)."""
-    table = pd.DataFrame({"n": rows["n"], "step": rows["tokens_are"], "speculating_ms": rows["step_ms"]})
+    """What each change costs, a row a kind of step (plain, drafted): n, and ms by server.
+
+    baseline_ms and sync_ms from step times, speculating_ms fitted to the speculating server's benchmark rows
+    (bench.speculating_step_times). No rows where those have no counts of drafts.
+    """
+    columns = ["step", "n", "baseline_ms", "sync_ms", "speculating_ms"]
+    try:
+        found = bench.speculating_step_times(rows)
+    except acceptance.NoCounters:
+        return pd.DataFrame(columns=columns)
+    table = pd.DataFrame({"n": found["n"], "step": found["tokens_are"], "speculating_ms": found["step_ms"]})
     table["baseline_ms"] = [at(times, n) for n in table["n"]]
     table["sync_ms"] = [at(sync, n) for n in table["n"]]
-    return table[["step", "n", "baseline_ms", "sync_ms", "speculating_ms"]]
+    return table[columns]
 
 
 def scheduling_sentence(times: pd.DataFrame, sync: pd.DataFrame) -> str:

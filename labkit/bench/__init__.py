@@ -7,7 +7,7 @@ from labkit.bench.measure import measure, measure_variant
 from labkit.bench.pairing import MixedCounts, MixedLevels, interval, paired, speedup
 from labkit.bench.prompts import BadPrompts, Prompt, prompts
 from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
-from labkit.bench.statistics import levels, succeeded, summary
+from labkit.bench.statistics import levels, rates_sentence, succeeded, summary
 from labkit.bench.steptimes import measure_baseline, measure_step_times, speculating_step_times, step_times
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "measure_variant",
     "paired",
     "prompts",
+    "rates_sentence",
     "run",
     "speculating_step_times",
     "speedup",

@@ -183,3 +183,12 @@ def advice(group: pd.DataFrame) -> str:
             "little warm-up; measure again with more of it, or on a quiet machine"
         )
     return "; ".join(notes)
+
+
+def rates_sentence(overall: pd.Series, by_category: pd.DataFrame) -> str:
+    """The rate of one variant in Markdown, from its rows of `summary`: the one over all, those by category."""
+    return (
+        f"The engine decodes **{overall.tok_s:.1f} tok/s** (TPOT {overall.tpot_ms:.1f} ms, TTFT "
+        f"{overall.ttft_ms:.0f} ms, medians over {overall.requests} requests, {overall.failed} failed), from "
+        f"{by_category.tok_s.min():.1f} to {by_category.tok_s.max():.1f} tok/s by category."
+    )

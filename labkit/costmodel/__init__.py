@@ -12,6 +12,7 @@ from labkit.costmodel.bandwidth import (
 )
 from labkit.costmodel.calibration import MeasuredSteps, calibrate
 from labkit.costmodel.cases import break_even_table, cases, compare, needed, one_token
+from labkit.costmodel.comparison import beside
 from labkit.costmodel.fitting import which_regime
 from labkit.costmodel.hardware import Hardware, UnknownHardware, hardware, known_hardware
 from labkit.costmodel.kernels import Regime, pairwise_limit, regime
@@ -45,6 +46,7 @@ __all__ = [
     "answer",
     "assuming",
     "bandwidth_for",
+    "beside",
     "best_k",
     "break_even_table",
     "calibrate",

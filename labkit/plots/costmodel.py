@@ -60,3 +60,24 @@ def plot_concurrency(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(bottom=0)
     ax.legend(fontsize="small")
     return ax
+
+
+def plot_regimes(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """t(n) measured (points, extremes) and predicted (lines), shared and varied routing: costmodel.beside."""
+    ax = ax or plt.subplots(figsize=(5.5, 3.6))[1]
+    for (kind, group), colour, mark in zip(
+        df.groupby("kind", sort=False), (COLOURS[0], COLOURS[5]), "os", strict=False
+    ):
+        group = group.sort_values("n")
+        apart = [group["measured_ms"] - group["low_ms"], group["high_ms"] - group["measured_ms"]]
+        ax.errorbar(
+            group["n"], group["measured_ms"], yerr=apart, fmt=mark, color=colour, ms=4, label=f"{kind}: measured"
+        )
+        ax.plot(group["n"], group["predicted_ms"], color=colour, label=f"{kind}: predicted")
+    pairs = df.loc[df["regime"] == "pairwise", "n"]
+    if len(pairs):
+        ax.axvspan(df["n"].min(), pairs.max() + 0.5, color="#888888", alpha=0.15, label="read pair by pair")
+    ax.set(xlabel="tokens a step (n)", ylabel="step (ms)", title="What verifying n tokens costs")
+    ax.set_ylim(bottom=0)
+    ax.legend(fontsize="x-small", framealpha=0.6)
+    return ax

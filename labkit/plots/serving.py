@@ -67,22 +67,28 @@ def plot_ratios(pairs: pd.DataFrame, overall: pd.DataFrame, *, ax: Axes | None =
     return ax
 
 
-def plot_lookup_grid(grid: pd.DataFrame, k: int, *, ax: Axes | None = None) -> Axes:
-    """Tokens a step over lookup_max and lookup_min for drafts of k tokens; `grid` is ngram.simulate_grid."""
+def plot_lookup_grid(
+    grid: pd.DataFrame, k: int, value: str = "tokens_per_step", *, ax: Axes | None = None
+) -> Axes:
+    """Tokens a step, or the predicted speedup, over lookup_max and lookup_min for drafts of k tokens.
+
+    `grid` is prediction.grid or ngram.simulate_grid, `value` one of its columns.
+    """
     ax = ax or plt.subplots(figsize=(5, 3.8))[1]
-    table = grid[grid["k"] == k].pivot_table(index="lookup_min", columns="lookup_max", values="tokens_per_step")
+    table = grid[grid["k"] == k].pivot_table(index="lookup_min", columns="lookup_max", values=value)
     if table.empty:
         ax.set(title="No simulation: the server returned no token ids")
         return ax
     image = ax.imshow(table, cmap="cividis", origin="lower", aspect="auto")
     for row, column in np.argwhere(table.notna().to_numpy()):
-        value = table.iloc[row, column]
-        dark = image.norm(value) < 0.5  # cividis is dark at its low end
-        ax.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if dark else "black")
+        number = table.iloc[row, column]
+        dark = image.norm(number) < 0.5  # cividis is dark at its low end
+        ax.text(column, row, f"{number:.2f}", ha="center", va="center", color="white" if dark else "black")
     ax.set_xticks(range(table.shape[1]), table.columns)
     ax.set_yticks(range(table.shape[0]), table.index)
-    ax.set(title=f"Simulated tokens a step, k={k}", xlabel="lookup_max (tokens)", ylabel="lookup_min (tokens)")
-    ax.figure.colorbar(image, ax=ax, label="tokens a step")
+    label = {"tokens_per_step": "tokens a step", "predicted": "predicted speedup (×)"}.get(value, value)
+    ax.set(title=f"Simulated {label}, k={k}", xlabel="lookup_max (tokens)", ylabel="lookup_min (tokens)")
+    ax.figure.colorbar(image, ax=ax, label=label)
     return ax
 
 

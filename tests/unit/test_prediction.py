@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import acceptance, files, prediction
+from labkit import acceptance, files, ngram, prediction
 
 TIMES = pd.DataFrame(
     {"n": [1, 2, 4], "step_ms": [10.0, 12.0, 16.0], "low_ms": [9.0, 11.0, 14.0], "high_ms": [11.0, 13.0, 18.0]}
@@ -76,3 +76,77 @@ def test_without_a_measurement_nothing_is_judged() -> None:
     table = prediction.by_category(rows, TIMES, none, k=3, lookup_max=2, lookup_min=1)
     assert table["right"].isna().all()
     assert "nothing measured" in prediction.sentence(table)
+
+
+SYNC = TIMES.assign(step_ms=[12.0, 15.0, 21.0], low_ms=[11.0, 14.0, 19.0], high_ms=[13.0, 16.0, 23.0])
+
+
+def test_scheduling_of_the_speculating_server_is_in_its_steps() -> None:
+    """10 steps, 4 of them with 3 drafts of which 2 are accepted, on a server whose steps take 12 and 21 ms."""
+    found = acceptance.from_steps([3] * 4 + [0] * 6, [2] * 4 + [0] * 6, k=3)
+    low, middle, high = prediction.speedup(found, TIMES, SYNC)
+    assert middle == pytest.approx(18 * 10 / (6 * 12 + 4 * 21))
+    assert low == pytest.approx(18 * 10 / (6 * 12 + 4 * 23))
+    assert high == pytest.approx(18 * 10 / (6 * 12 + 4 * 19))
+    assert prediction.scheduling(TIMES, SYNC) == pytest.approx(1.2)
+    assert prediction.scheduling(TIMES, SYNC.iloc[:0]) == 1.0
+
+
+def test_grid_predicts_what_each_configuration_does_alone() -> None:
+    """Every row of the grid against simulating that configuration by itself."""
+    rng = np.random.default_rng(0)
+    rows = pd.concat(rows_of("any", list(rng.integers(0, 6, 40)), list(rng.integers(0, 6, 60))) for _ in range(5))
+    table = prediction.grid(rows, TIMES, SYNC, k=3, lookup_max=2)
+    assert set(table["k"]) == {1, 2, 3, 5}
+    for row in table[table["k"] <= 3].itertuples():
+        lookup = {"k": row.k, "lookup_max": row.lookup_max, "lookup_min": row.lookup_min}
+        alone = prediction.speedup(ngram.simulate_rows(rows, **lookup), TIMES, SYNC)[1]
+        assert row.predicted == pytest.approx(alone)
+    assert prediction.grid(rows, TIMES.iloc[:0], SYNC.iloc[:0], k=3, lookup_max=2)["predicted"].isna().all()
+
+
+def test_scheduling_is_named_or_said_to_be_unknown() -> None:
+    assert "**1.20 times** as long (10.0 ms to 12.0 ms" in prediction.scheduling_sentence(TIMES, SYNC)
+    assert "21.0" not in prediction.scheduling_sentence(TIMES, SYNC.iloc[:0])
+    assert "not known for an attached server" in prediction.scheduling_sentence(TIMES, SYNC.iloc[:0])
+
+
+def test_the_reason_is_tokens_against_cost() -> None:
+    """On maths a step yields 1.1 tokens at 0.88x, so it costs 1.25 plain ones; on extraction 3 at 2x, so 1.5."""
+    table = pd.DataFrame(
+        {
+            "category": ["maths", "extraction"],
+            "tokens_per_step": [1.1, 3.0],
+            "predicted": [0.9, 2.1],
+            "measured": [0.88, 2.0],
+        }
+    )
+    text = prediction.reasons(table, 1.2)
+    assert (
+        "n-gram is 12% slower on maths because a step there yields 1.10 tokens and costs 1.25 plain ones" in text
+    )
+    assert "100% faster on extraction because a step there yields 3.00 tokens and costs 1.50 plain ones" in text
+    assert "1.20 of that is scheduling" in text
+    told = prediction.reasons(table.assign(measured=np.nan), 1.0)
+    assert "n-gram should be 10% slower on maths" in told
+    assert "scheduling" not in told
+
+
+def test_what_each_change_costs() -> None:
+    """Requests made of plain steps of 13 ms and drafting ones (3 drafted) of 24 ms, beside 10/16 and 12/21 ms."""
+    rows = pd.DataFrame(
+        {
+            "error": None,
+            "drafts": [2, 5, 8],
+            "drafted": [6, 15, 24],
+            "accepted": [2, 5, 8],
+            "accepted_per_position": [[2, 0, 0], [5, 0, 0], [8, 0, 0]],
+            "tokens_total": [13, 16, 19],
+            "chunks": [11, 11, 11],
+        }
+    )
+    rows["decode_ms"] = [8 * 13 + 2 * 24, 5 * 13 + 5 * 24, 2 * 13 + 8 * 24]
+    table = prediction.apart(TIMES, SYNC, rows).set_index("step")
+    assert table.loc["plain"].tolist() == pytest.approx([1, 10, 12, 13])
+    assert table.loc["drafted"].tolist() == pytest.approx([4, 16, 21, 24])
+    assert prediction.apart(TIMES, SYNC, rows.assign(drafts=None)).empty
