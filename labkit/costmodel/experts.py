@@ -7,7 +7,7 @@ import functools
 import numpy as np
 from scipy import special
 
-from labkit.experts.windows import expected_unique
+from labkit.experts.expected import expected_unique
 from labkit.targets import Geometry
 
 

@@ -15,7 +15,7 @@ from labkit.costmodel.questions import length_at
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
 from labkit.costmodel.weights import expert_bytes
-from labkit.experts import windows
+from labkit.experts import expected
 from labkit.targets import geometry
 
 COLUMNS = ["row", "what", "published", "low", "predicted", "high", "error", "inside", "how", "source"]
@@ -43,19 +43,19 @@ def published() -> pd.DataFrame:
 
 def independent(entry: Entry) -> tuple[str, Range]:
     """Unique experts of tokens that choose at random."""
-    found = windows.expected_unique(entry["n_routed_experts"], entry["num_experts_per_tok"], entry["n"])
+    found = expected.expected_unique(entry["n_routed_experts"], entry["num_experts_per_tok"], entry["n"])
     return "N (1 - (1 - k/N)^n)", Range.of(float(found))
 
 
 def unique(entry: Entry) -> tuple[str, Range]:
     """Unique experts by the reuse that the other published models show."""
-    others = windows.published_reuse()
+    others = expected.published_reuse()
     same = (others["n_routed_experts"] == entry["n_routed_experts"]) & (
         others["num_experts_per_tok"] == entry["num_experts_per_tok"]
     )
-    trend = windows.reuse_trend(others[~same], [entry["n"]])[entry["n"]]
+    trend = expected.reuse_trend(others[~same], [entry["n"]])[entry["n"]]
     chosen = entry["num_experts_per_tok"]
-    extra = windows.expected_unique(entry["n_routed_experts"], chosen, entry["n"]) - chosen
+    extra = expected.expected_unique(entry["n_routed_experts"], chosen, entry["n"]) - chosen
     return "reuse of the published models of other sizes", Range.of([chosen + r * extra for r in trend])
 
 
@@ -81,7 +81,7 @@ def step_ratio(entry: Entry) -> tuple[str, Range]:
 def bytes_ratio(entry: Entry) -> tuple[str, Range]:
     """Bytes of a step of n tokens over one token's, from published reuse to independent routing."""
     n = entry["n"]
-    trend = windows.reuse_trend(windows.published_reuse(), [n])[n]
+    trend = expected.reuse_trend(expected.published_reuse(), [n])[n]
     found = []
     for reuse in (trend[0], trend[1], 1.0):
         model = StepModel(entry["model"], "nvidia-a100-80gb", context_tokens=0, reuse=reuse, loading="unique")

@@ -13,7 +13,7 @@ from labkit.costmodel.drafting import draft_ms, head
 from labkit.costmodel.questions import concurrency
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
-from labkit.experts import windows
+from labkit.experts import expected
 
 Scenario = Mapping[str, Any]
 
@@ -32,7 +32,7 @@ def published_trend() -> dict[int, tuple[float, float, float]]:
 
     What a model at hand does is not known before it is recorded, so independence is not excluded.
     """
-    trend = windows.reuse_trend(windows.published_reuse())
+    trend = expected.reuse_trend(expected.published_reuse())
     return {n: (low, mid, 1.0) for n, (low, mid, _high) in trend.items()}
 
 

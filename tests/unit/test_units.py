@@ -18,7 +18,7 @@ After=network-online.target
 User=llm
 Environment="VLLM_PORT=8123" HF_HOME=/models
 Environment=LONG='a b'
-ExecStart=/opt/venv/bin/vllm serve /models/kimi \\
+ExecStart=/srv/venv/bin/vllm serve /models/kimi \\
     --tensor-parallel-size 8 \\
     # a remark between
     --speculative_config '{"method": "ngram", "num_speculative_tokens": 2}' \\
@@ -44,7 +44,7 @@ def edited(exec_start: str, changes: dict, dropped: tuple[str, ...] = ()) -> lis
 def test_logical_lines():
     lines = {(line.section, line.key): line for line in units.lines_of(PLAIN)}
     start = lines["Service", "ExecStart"]
-    assert start.value.split()[:3] == ["/opt/venv/bin/vllm", "serve", "/models/kimi"]
+    assert start.value.split()[:3] == ["/srv/venv/bin/vllm", "serve", "/models/kimi"]
     assert start.value.endswith("--port ${VLLM_PORT} --host 0.0.0.0")
     assert "remark" not in start.value
     assert (start.first, start.last) == (10, 14)
@@ -104,7 +104,7 @@ def test_a_drop_in_replaces_the_command():
         units.command(PLAIN + dropin.replace("ExecStart=\n", "", 1))
 
 
-@pytest.mark.parametrize("start", ["/opt/start.sh", "/opt/vllm/venv/bin/python run.py"])
+@pytest.mark.parametrize("start", ["/srv/start.sh", "/srv/vllm/venv/bin/python run.py"])
 def test_a_command_that_shows_no_vllm_is_refused(start):
     with pytest.raises(engine.UnitUnreadable, match="no vLLM command"):
         units.command(service(start))
@@ -163,12 +163,12 @@ def test_objects_are_merged_but_for_speculation():
 
 def test_a_shells_script():
     """The words before vLLM stay as typed; the new flag is quoted twice, for the shell and for systemd."""
-    start = "/bin/bash -lc 'source /opt/venv/bin/activate && exec vllm serve \"$MODEL\" --seed 1'"
+    start = "/bin/bash -lc 'source /srv/venv/bin/activate && exec vllm serve \"$MODEL\" --seed 1'"
     config = {"method": "ngram", "num_speculative_tokens": 5}
     *before, script = edited(start, {"speculative-config": config, "seed": 2})
     assert before == ["/bin/bash", "-lc"]
     assert script == (
-        'source /opt/venv/bin/activate && exec vllm serve "$MODEL" --seed 2 '
+        'source /srv/venv/bin/activate && exec vllm serve "$MODEL" --seed 2 '
         '--speculative-config \'{"method": "ngram", "num_speculative_tokens": 5}\''
     )
     with pytest.raises(engine.UnitUnreadable, match="followed by another"):
