@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from labkit import costmodel, files, outlook, settings
+from labkit import costmodel, experts, files, outlook, settings
 from labkit.cli import app
 from labkit.costmodel import Range, UnknownHardware, drafting, scenario
 from labkit.costmodel.published import published
@@ -160,9 +160,9 @@ def test_published_figures_beside_the_model():
 def test_predicting_a_model_does_not_use_its_own_figures():
     # The reuse of N=128 is left out when N=128 is predicted: with it the prediction would be another.
     table = published().set_index("what")
-    others = costmodel.scenario.windows.published_reuse()
+    others = experts.published_reuse()
     others = others[others["n_routed_experts"] != 128]
-    r = costmodel.scenario.windows.reuse_trend(others, [4])[4][1]
+    r = experts.reuse_trend(others, [4])[4][1]
     independent = 128 * (1 - (1 - 8 / 128) ** 4)
     assert table.loc["unique experts, N=128, k=8 (Cohere)", "predicted"] == pytest.approx(
         8 + r * (independent - 8)
