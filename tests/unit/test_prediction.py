@@ -146,7 +146,26 @@ def test_what_each_change_costs() -> None:
         }
     )
     rows["decode_ms"] = [8 * 13 + 2 * 24, 5 * 13 + 5 * 24, 2 * 13 + 8 * 24]
-    table = prediction.apart(TIMES, SYNC, rows).set_index("step")
+    table = prediction.apart(TIMES, SYNC, prediction.own_steps(rows)).set_index("step")
     assert table.loc["plain"].tolist() == pytest.approx([1, 10, 12, 13])
     assert table.loc["drafted"].tolist() == pytest.approx([4, 16, 21, 24])
-    assert prediction.apart(TIMES, SYNC, rows.assign(drafts=None)).empty
+    assert prediction.apart(TIMES, SYNC, prediction.own_steps(rows.assign(drafts=None))).empty
+
+
+def test_dear_steps_and_wrong_acceptance_are_told_apart() -> None:
+    """A copied prompt: 19 tokens in 5 drafting steps of 4 tokens. Steps of 16 ms predict 2.375x; the server's
+    own take 38 ms, and 19 x 10 / (5 x 38) = 1.0 was measured: the steps were dear, the acceptance right."""
+    copied = list(range(1, 21))
+    measured = pd.DataFrame(
+        {"category": ["copy"], "speedup": [1.0], "speedup_low": [0.95], "speedup_high": [1.05]}
+    )
+    own = pd.DataFrame(
+        {"n": [4.0], "step_ms": [38.0], "low_ms": [38.0], "high_ms": [38.0], "tokens_are": ["drafted"]}
+    )
+    rows = rows_of("copy", copied, copied)
+    table = prediction.by_category(rows, TIMES, measured, k=3, lookup_max=2, lookup_min=1, own=own)
+    assert table.loc[0, "predicted"] == pytest.approx(19 * 10 / (5 * 16), rel=0.02)
+    assert not table.loc[0, "right"]
+    assert table.loc[0, "explained"] == pytest.approx(1.0)
+    assert table.loc[0, "explained_right"]
+    assert "is right in 1 of 1: what lies between the two is the cost of a step" in prediction.sentence(table)
