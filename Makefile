@@ -45,10 +45,11 @@ $(PEERS)/.ready: requirements/bench.txt $(BIN)/.ready
 	$(BIN)/uv pip install --quiet --python $(PEERS)/bin/python --no-deps -r requirements/bench.txt
 	touch $@
 
-bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet machine (about 9 minutes)
+bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet machine (about 16 minutes)
 	$(BIN)/python -m benchmarks.client_overhead
 	$(BIN)/python -m benchmarks.ngram_vs_vllm
 	$(BIN)/python -m benchmarks.experts_unique
+	$(BIN)/python -m benchmarks.steps_vs_model
 	$(BIN)/python -m benchmarks.trace_vs_hta $(PEERS)/bin/python
 
 lab: setup  ## JupyterLab on loopback

@@ -75,10 +75,11 @@ def event(content: Any) -> bytes:
 
 
 async def main(period: float, tokens: int) -> None:
-    """Serve on a free port of loopback until the process is ended."""
+    """Serve on a free port of loopback until standard input ends: so also when whoever started this is killed."""
     server = await asyncio.start_server(Steady(period, tokens).handle, "127.0.0.1", 0, backlog=256)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
-    await server.serve_forever()
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
 
 
 if __name__ == "__main__":

@@ -136,8 +136,8 @@ def sentence(table: pd.DataFrame) -> str:
         return text
     explained = int(known["explained_right"].sum())
     return (
-        f"{text} With that server's own times of a plain and of a drafting step the same simulated acceptance is "
-        f"right in {explained} of {len(known)}: what lies between the two is the cost of a step, not the acceptance."
+        f"{text} With that server's own times of a plain and of a drafting step the same simulated acceptance "
+        f"is right in {explained} of {len(known)}: what lies between is the cost of a step, not the acceptance."
     )
 
 

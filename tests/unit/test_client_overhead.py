@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import httpx
+import psutil
 import pytest
 
 from benchmarks import client_overhead
@@ -33,3 +38,19 @@ def test_the_server_s_record_is_of_the_streams_that_were_read() -> None:
     assert {name: len(found) for name, found in gaps.items()} == dict.fromkeys(client_overhead.names(3), 4)
     assert client_overhead.compared("labkit", gaps, truth).streams == 3
     assert all(gap > 0 for found in truth.values() for gap in found)
+
+
+def test_the_server_of_a_killed_benchmark_ends() -> None:
+    """kill -9 of the process that started it: its standard input ends, and so does the server."""
+    starter = (
+        "from benchmarks.client_overhead import steady_server\n"
+        "with steady_server(5) as url:\n    print(url, flush=True)\n    input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", starter], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        url = process.stdout.readline().strip()
+        assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
+        (server,) = psutil.Process(process.pid).children()
+        process.kill()
+        assert server.wait(timeout=30) is not None or not server.is_running()

@@ -168,4 +168,4 @@ def test_dear_steps_and_wrong_acceptance_are_told_apart() -> None:
     assert not table.loc[0, "right"]
     assert table.loc[0, "explained"] == pytest.approx(1.0)
     assert table.loc[0, "explained_right"]
-    assert "is right in 1 of 1: what lies between the two is the cost of a step" in prediction.sentence(table)
+    assert "is right in 1 of 1: what lies between is the cost of a step" in prediction.sentence(table)
