@@ -36,6 +36,41 @@ def plot_layers(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) ->
     return ax
 
 
+def plot_categories(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Unique experts by kind of text with their interval; `df` is experts.unique_by_category of one window."""
+    ax = ax or plt.subplots(figsize=(7, 0.8 + 0.45 * len(df)))[1]
+    apart = [df["unique_mean"] - df["low"], df["high"] - df["unique_mean"]]
+    ax.errorbar(
+        df["unique_mean"], df["category"], xerr=apart, fmt="o", color=COLOURS[0], capsize=3, label="measured"
+    )
+    ax.plot(df["popularity"], df["category"], "|", color=COLOURS[2], markersize=12, label="by popularity")
+    ax.axvline(df["uniform"].iloc[0], color=COLOURS[1], linestyle="--", label="independent and uniform")
+    ax.set(title=f"Experts touched, by kind of text: {model}")
+    ax.set_xlabel(f"different experts a layer, {df['n'].iloc[0]} consecutive tokens")
+    ax.margins(y=0.15)
+    ax.invert_yaxis()
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def plot_overlap(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Share of experts that tokens some distance apart have in common; `df` is experts.overlap_table."""
+    ax = ax or plt.subplots(figsize=(7, 3.5))[1]
+    for number, (_layer, part) in enumerate(df.groupby("layer")):
+        label = None if number else "a layer"
+        ax.plot(part["distance"], part["overlap"] * 100, color=COLOURS[4], linewidth=0.8, alpha=0.7, label=label)
+    mean = df.groupby("distance")[["overlap", "popularity", "uniform"]].mean() * 100
+    ax.plot(mean.index, mean["overlap"], color=COLOURS[0], marker="o", markersize=4, label="mean over layers")
+    ax.plot(mean.index, mean["popularity"], color=COLOURS[2], linestyle=":", label="chance, by popularity")
+    ax.plot(mean.index, mean["uniform"], color=COLOURS[1], linestyle="--", label="chance, equal use")
+    ax.set(title=f"Experts in common with an earlier token: {model}", xlabel="tokens apart", ylabel="shared (%)")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(mean.index, [str(distance) for distance in mean.index])
+    ax.set_ylim(bottom=0)
+    ax.legend(fontsize="small")
+    return ax
+
+
 def plot_reuse(df: pd.DataFrame, published: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
     """Reuse factor by window length (experts.unique_by_window) beside experts.published_reuse."""
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
