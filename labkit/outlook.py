@@ -105,17 +105,17 @@ def conclusion(found: Outlook, *, recorded: str, measured: Mapping[int, float], 
     name, curve = model.geometry.name, model.curve
     taken = Range(*(float(np.interp(n, list(curve), side)) for side in zip(*curve.values(), strict=True)))
     text = (
-        f"{name} on {model.hardware.name}: verifying {n} tokens is predicted to cost **{model.verify_ratio(n).told()}**"
-        f" plain steps, with r({n}) = {taken.told()}; {recorded} was measured at {measured[n]:.2f}. "
+        f"{name} on {model.hardware.name}: verifying {n} tokens is predicted to cost "
+        f"**{model.verify_ratio(n).told()}** plain steps, with r({n}) = {taken.told()}; {recorded} was measured at {measured[n]:.2f}. "
         f"**{found.sentence}** "
     )
     k = best.get("num_speculative_tokens", n - 1)
     return text + (
-        "Limits: one stream; windows are of consecutive text, and rejected drafts may route otherwise; the cost and "
-        f"the speedup are predicted, with acceptance as published for k = {k:.0f}, not measured here"
+        "Limits: one stream; windows are of consecutive text, and rejected drafts may route otherwise; cost and "
+        f"speedup are predicted, with acceptance as published for k = {k:.0f}, not measured here"
         + ("" if recorded == name else f"; routing is that of {recorded}, a small model, not of {name}")
-        + ". Next: notebook 02's figures for n-gram on the server itself cost an hour; notebook 04 trains a head, 05 "
-        "measures whether it pays."
+        + ". Next: `next-steps.md` says what to try first; notebook 04 trains a head, notebook 05 measures whether "
+        "it pays."
     )
 
 

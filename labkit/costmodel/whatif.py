@@ -87,7 +87,7 @@ def at_length(model: StepModel, *, acceptance_length: float, k: int, r: Any = No
 
 
 def what_ifs(model: StepModel, *, acceptance_length: float, k: int, reuse: Mapping[str, Any]) -> pd.DataFrame:
-    """`at_length` of several cases under each other: the model as it is, each given reuse, and what one might change.
+    """`at_length` of several cases: the model as it is, each given reuse, and what one might change.
 
     Those are an AllReduce in half its time, where there is any, and for a mixture of experts a budget of MoE-Spec
     (lossy: what it loses in acceptance is not in it).
