@@ -99,6 +99,15 @@ def own_reuse(recorded: Geometry, served: Geometry, measured: Mapping[int, float
     return measured if same else None
 
 
+def headline(found: Outlook, n: int) -> dict[str, Any]:
+    """Scalars for a run's page: what is served, verify_ratio at n tokens, the verdict, and the speedup behind it."""
+    model, best = found.model, found.best or {}
+    figures = {f"predicted_speedup{end}": best.get(f"speedup{end}") for end in ("_low", "", "_high")}
+    figures |= {"predicted_verdict": found.verdict, "predicted_with": best.get("draft")}
+    served = f"{model.geometry.name} on {model.hardware.name}"
+    return figures | {"served": served, "verify_ratio": model.verify_ratio(n).mid}
+
+
 def conclusion(found: Outlook, *, recorded: str, measured: Mapping[int, float], n: int) -> str:
     """The answer of notebook 03 with its limits; `recorded` is the model whose reuse was measured."""
     model, best = found.model, found.best or {}
@@ -106,16 +115,15 @@ def conclusion(found: Outlook, *, recorded: str, measured: Mapping[int, float], 
     taken = Range(*(float(np.interp(n, list(curve), side)) for side in zip(*curve.values(), strict=True)))
     text = (
         f"{name} on {model.hardware.name}: verifying {n} tokens is predicted to cost "
-        f"**{model.verify_ratio(n).told()}** plain steps, with r({n}) = {taken.told()}; {recorded} was measured at {measured[n]:.2f}. "
-        f"**{found.sentence}** "
+        f"**{model.verify_ratio(n).told()}** plain steps, with r({n}) = {taken.told()}; "
+        f"{recorded} was measured at {measured[n]:.2f}. **{found.sentence}** "
     )
     k = best.get("num_speculative_tokens", n - 1)
     return text + (
         "Limits: one stream; windows are of consecutive text, and rejected drafts may route otherwise; cost and "
         f"speedup are predicted, with acceptance as published for k = {k:.0f}, not measured here"
         + ("" if recorded == name else f"; routing is that of {recorded}, a small model, not of {name}")
-        + ". Next: `next-steps.md` says what to try first; notebook 04 trains a head, notebook 05 measures whether "
-        "it pays."
+        + ". Next: `next-steps.md` says what to try first; notebook 04 trains a head, 05 measures whether it pays."
     )
 
 
