@@ -100,7 +100,7 @@ def own_reuse(recorded: Geometry, served: Geometry, measured: Mapping[int, float
 
 
 def headline(found: Outlook, n: int) -> dict[str, Any]:
-    """Scalars for a run's page: what is served, verify_ratio at n tokens, the verdict, and the speedup behind it."""
+    """Scalars for a run's page: what is served, verify_ratio at n tokens, the verdict and its speedup."""
     model, best = found.model, found.best or {}
     figures = {f"predicted_speedup{end}": best.get(f"speedup{end}") for end in ("_low", "", "_high")}
     figures |= {"predicted_verdict": found.verdict, "predicted_with": best.get("draft")}

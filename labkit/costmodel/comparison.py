@@ -85,8 +85,8 @@ def verify_table(steps: pd.DataFrame, n: int = 4) -> pd.DataFrame:
     """A row a model and kind of weights of `measured_steps`: what n tokens cost over one, as shared and as varied.
 
     pairwise_up_to: the most tokens that the rule reads pair by pair, 0 where it never does; shared, varied:
-    t(n) / t(1) measured, t(1) the mean of both, which are one experiment there; saved: 1 - t(n) shared / t(n) varied, what sharing all experts saves; the error columns
-    are of the steps that the calibration did not see, relative.
+    t(n) / t(1) measured, t(1) the mean of both, which are one experiment there; saved: 1 - t(n) shared / t(n)
+    varied, what sharing all experts saves; the error columns are of the steps that the calibration did not see.
     """
     rows = []
     for (model, weights), group in steps.groupby(["model", "weights"], sort=False):

@@ -98,7 +98,7 @@ def what_ifs(model: StepModel, *, acceptance_length: float, k: int, reuse: Mappi
     if model.allreduces and latency:
         cases[f"AllReduce in {latency / 2:.0f} us"] = {"allreduce_us": latency / 2}
     if g.is_moe:
-        budget = budgets_to_try(g.n_routed_experts, g.num_experts_per_tok, k + 1)[0]
+        budget = budgets_to_try(g.n_routed_experts, g.num_experts_per_tok, k + 1, (0.6,))[0]
         cases[f"budget of {budget} experts (lossy)"] = {"budget": budget}
     given = {"acceptance_length": acceptance_length, "k": k}
     return pd.concat([at_length(model, **given, **c, case=name) for name, c in cases.items()], ignore_index=True)
@@ -115,9 +115,9 @@ def choices(model: StepModel, acceptance_length: float, k: int) -> dict[str, lis
     found: dict[str, list[float]] = {
         "k": [k, *(other for other in range(1, 9) if other != k)],
         "acceptance_length": [round(acceptance_length, 2), *np.arange(1, 6.01, 0.25).tolist()],
-        "r": [round(own, 2), *(np.arange(11) / 10).tolist()],
         "allreduce_us": [latency, *(round(latency * share / 10, 1) for share in range(1, 16) if share != 10)],
     }
     if model.geometry.is_moe:
+        found["r"] = [round(own, 2), *(np.arange(11) / 10).tolist()]
         found["budget"] = [0, *budgets_to_try(total, chosen, k + 1, np.arange(3, 11) / 10)]
     return found if latency else {name: values for name, values in found.items() if name != "allreduce_us"}

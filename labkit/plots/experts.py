@@ -32,7 +32,7 @@ def plot_layers(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) ->
     ax.set(title=f"Experts touched, by layer: {model}", xlabel="layer", ylabel="different experts")
     ax.set_ylim(bottom=0)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(title="tokens (n)")
+    ax.legend(title="tokens (n)", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
@@ -136,8 +136,8 @@ def plot_budget(
         ax.plot(part["unique_budget"], part[quality], label=method, **style)
         named = part.drop_duplicates("unique_budget")  # budgets that do not bind lie on one point
         for x, y, budget in zip(named["unique_budget"], named[quality], named["budget"], strict=True):
-            where = (0, 6 if number == 0 else -12)
-            ax.annotate(f"B={budget}", (x, y), textcoords="offset points", xytext=where, ha="center", fontsize=7)
+            where, side = ((6, -9), "left") if number == 0 else ((-6, 4), "right")
+            ax.annotate(f"B={budget}", (x, y), textcoords="offset points", xytext=where, ha=side, fontsize=7)
     tokens = ", ".join(str(n) for n in sorted(df["n"].unique()))
     ax.set(
         title=f"Expert budgets are lossy: {model}", xlabel=f"experts a layer that a step of {tokens} tokens reads"
