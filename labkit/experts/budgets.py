@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TRUNCATION, SUBSTITUTION = "truncation", "substitution"
 METHODS = (SUBSTITUTION, TRUNCATION)
-SHARES = (0.4, 0.55, 0.7, 0.85)
+SHARES = (0.4, 0.55, 0.7, 0.85, 1.0)
 
 
 class BadBudget(LabError):

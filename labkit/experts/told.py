@@ -48,8 +48,8 @@ def sharing_sentence(overlap: pd.DataFrame, coverage: pd.DataFrame) -> str:
 
 def reuse_sentence(name: str, by_window: pd.DataFrame, trend: Trend, n: int) -> str:
     """The measured reuse factor beside the published trend (reuse_trend)."""
-    found = by_window.set_index("n").reuse[n]
-    low, mid, high = trend[n]
+    found = round(by_window.set_index("n").reuse[n], 2)
+    low, mid, high = (round(value, 2) for value in trend[n])
     where = "above" if found > high else "below" if found < low else "inside"
     return (
         f"r({n}) of {name} is {found:.2f}; the published figures together say {mid:.2f} [{low:.2f}, {high:.2f}], "
@@ -74,7 +74,8 @@ def budgets_beside(live: pd.DataFrame, offline: pd.DataFrame) -> pd.DataFrame:
 def budget_sentence(live: pd.DataFrame, agreement: float = 0.95) -> str:
     """What budgets lose, and the least that keeps `agreement` of the greedy tokens."""
     n, limited = int(live["n"].iloc[0]), live[live["method"] != NO_BUDGET]
-    least = limited.loc[limited["budget"].idxmin()]
+    tightest = limited[limited["budget"] == limited["budget"].min()]
+    least = tightest.loc[tightest["greedy_agreement"].idxmax()]
     kept = limited[limited["greedy_agreement"] >= agreement].sort_values("unique_budget")
     text = (
         f"**A budget is lossy**: under B = {least.budget:.0f} a step of {n} tokens reads {least.saved:.0%} fewer "

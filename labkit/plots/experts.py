@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -67,14 +69,28 @@ def plot_overlap(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -
     ax.set_xscale("log", base=2)
     ax.set_xticks(mean.index, [str(distance) for distance in mean.index])
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
-def plot_reuse(df: pd.DataFrame, published: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
-    """Reuse factor by window length (experts.unique_by_window) beside experts.published_reuse."""
+def plot_reuse(
+    df: pd.DataFrame,
+    published: pd.DataFrame,
+    *,
+    trend: Mapping[int, tuple[float, float, float]] | None = None,
+    model: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Reuse factor by window length (experts.unique_by_window) beside experts.published_reuse.
+
+    `trend`, of experts.reuse_trend, is drawn as a band.
+    """
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    if trend:
+        lows, middles, highs = zip(*trend.values(), strict=True)
+        ax.fill_between(list(trend), lows, highs, color="grey", alpha=0.15, linewidth=0, label="published, trend")
+        ax.plot(list(trend), middles, color="grey", linewidth=1)
     known = df.dropna(subset="reuse")
     ax.plot(known["n"], known["reuse"], color=COLOURS[0], marker="o", markersize=4, label=model or "measured")
     for number, (name, part) in enumerate(published.groupby("model", sort=False), start=1):

@@ -46,8 +46,8 @@ LIVE = pd.DataFrame(
 
 
 def test_budgets_are_shares_of_what_independent_tokens_touch():
-    """48 (1 - (44 / 48)^4) = 14.11: 0.4, 0.55, 0.7 and 0.85 of it; never fewer than one token needs."""
-    assert experts.budgets_to_try(48, 4, 4) == [6, 8, 10, 12]
+    """48 (1 - (44 / 48)^4) = 14.11: 0.4, 0.55, 0.7, 0.85 and all of it; never fewer than one token needs."""
+    assert experts.budgets_to_try(48, 4, 4) == [6, 8, 10, 12, 14]
     assert experts.budgets_to_try(8, 4, 1) == [4]
 
 
@@ -121,6 +121,10 @@ def test_categories_and_overlap_are_drawn_as_they_are():
     overlap = pd.DataFrame(
         {"distance": [1, 2], "layer": 1, "overlap": [0.3, 0.2], "uniform": 0.08, "popularity": 0.1}
     )
+    published = pd.DataFrame({"model": ["big"], "n": [4], "reuse": [0.6]})
+    drawn = figures.plot_reuse(BY_WINDOW, published, trend={2: (0.5, 0.6, 0.7), 4: (0.4, 0.5, 0.6)}, model="m")
+    labels = [text.get_text() for text in drawn.get_legend().get_texts()]
+    assert labels == ["published, trend", "m", "published, big"]
     lines = {line.get_label(): line.get_ydata().tolist() for line in figures.plot_overlap(overlap).get_lines()}
     assert lines["mean over layers"] == pytest.approx([30, 20])
     assert lines["chance, equal use"] == pytest.approx([8, 8])
