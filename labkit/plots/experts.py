@@ -98,7 +98,7 @@ def plot_reuse(
         ax.plot(part["n"], part["reuse"], linestyle="none", label=f"published, {name}", **style)
     ax.set(title="How far routing is from independent", xlabel="tokens verified together (n)", ylim=(0, 1.1))
     ax.set_ylabel("reuse factor r (1: independent)")
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
@@ -159,6 +159,7 @@ def plot_budget(
         title=f"Expert budgets are lossy: {model}", xlabel=f"experts a layer that a step of {tokens} tokens reads"
     )
     ax.set_ylabel(QUALITIES.get(quality, quality))
+    ax.margins(x=0.1)
     ax.legend()
     return ax
 
