@@ -33,7 +33,7 @@ SHAPES = {  # model: (file in data/models, layers that fit one H200 in bf16)
     "tiny": ("qwen3-30b-a3b", 2),
 }
 TINY = {"hidden_size": 256, "moe_intermediate_size": 64, "num_attention_heads": 4, "vocab_size": 1024}
-AT = {"kimi-k2.5": (1, 12), "qwen3-30b-a3b": (1, 16), "tiny": (1, 16)}  # the n that --compare calibrates at
+AT = costmodel.CALIBRATED_AT | {"tiny": (1, 16)}  # the n that --compare calibrates at
 SHORT, LONG = 16, 112  # output tokens of the two requests whose difference is timed
 NS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 13, 14, 16, 20, 24, 32)
 
@@ -41,14 +41,8 @@ NS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 13, 14, 16, 20, 24, 32)
 def config(model: str, weights: str) -> dict[str, Any]:
     """config.json of the text model alone, cut to the layers that fit; INT4 stays only where it is asked for."""
     name, layers = SHAPES[model]
-    shipped = files.read_json(settings.root() / "data" / "models" / f"{name}.json")
-    text = dict(shipped.get("text_config", shipped))
-    text = {key: value for key, value in text.items() if not key.startswith("_")}
-    if text["model_type"] == "kimi_k2":
-        text |= {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
-    if weights != "int4":
-        text.pop("quantization_config", None)
-    text |= {"num_hidden_layers": layers, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
+    text = costmodel.cut_config(name, layers, weights)
+    text |= {"max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": 2}
     return text | (TINY if model == "tiny" else {})
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from labkit import options
 from labkit.costmodel import scenario as known
 from labkit.costmodel.published import published
-from labkit.costmodel.questions import best_k, concurrency, rate_for, speedups, stops_paying
+from labkit.costmodel.questions import answer, best_k, concurrency, rate_for, speedups, stops_paying
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
-from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR
+from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR, verdict
+from labkit.targets import Geometry
 
 NS = (1, 2, 3, 4, 5, 6, 8)
 LOSSY = "E"
@@ -29,6 +32,7 @@ class Outlook:
     ranked: pd.DataFrame
     verdict: str
     sentence: str
+    best: dict[str, Any] | None  # the row of `ranked` predicted to bring most, of those that lose nothing
 
 
 def outlook(
@@ -51,9 +55,7 @@ def outlook(
     word, sentence, best = judged(ranked)
     tables = {"A plain step": known.step_table(model), "Verifying n tokens": model.table(NS, streams)}
     if best is not None:
-        length = Range(best["acceptance_low"], best["acceptance_length"], best["acceptance_high"])
-        cost = Range(best["draft_ms_low"], best["draft_ms"], best["draft_ms_high"])
-        drafting = dataclasses.replace(model, draft_ms=cost)
+        drafting, length = drafting_with(model, best)
         tables["By k: " + named(best)] = by_k(drafting, length.mid, best["num_speculative_tokens"], streams)
         tables["By streams: " + named(best)] = by_streams(drafting, length, best["num_speculative_tokens"])
     seen = known.scenario_for(model.geometry.name, model.hardware.name)
@@ -66,7 +68,63 @@ def outlook(
             "Published box by streams, predicted": known.streams_table(seen),
         }
         tables["What others published, beside the model"] = published()
-    return Outlook(model, tables, ranked, word, sentence)
+    return Outlook(model, tables, ranked, word, sentence, best)
+
+
+def drafting_with(model: StepModel, best: Mapping[str, Any]) -> tuple[StepModel, Range]:
+    """The model with what drafting costs under an option of options.rank, and that option's acceptance length."""
+    length = Range(best["acceptance_low"], best["acceptance_length"], best["acceptance_high"])
+    cost = Range(best["draft_ms_low"], best["draft_ms"], best["draft_ms_high"])
+    return dataclasses.replace(model, draft_ms=cost), length
+
+
+def by_case(models: Mapping[str, StepModel], best: Mapping[str, Any]) -> pd.DataFrame:
+    """A row a case of costmodel.cases: verdict and speedup of an option of options.rank under its routing.
+
+    Columns case, num_speculative_tokens, verify_ratio, break_even, speedup (each with _low, _high), verdict.
+    """
+    rows = []
+    for case, model in models.items():
+        (priced, length), k = drafting_with(model, best), int(best["num_speculative_tokens"])
+        row = {"case": case, "verdict": verdict(priced, length, k).word}
+        given = answer(priced, length, k)
+        rows.append(row | {name: given[name] for name in given if name not in ("streams", "tpot_ms", "step_ms")})
+    return pd.DataFrame(rows)
+
+
+def own_reuse(recorded: Geometry, served: Geometry, measured: Mapping[int, float]) -> Mapping[int, float] | None:
+    """The measured reuse where the recorded model is the one that is served, else None: the published band."""
+    facts = ("hidden_size", "num_hidden_layers", "n_routed_experts", "num_experts_per_tok")
+    same = all(getattr(recorded, name) == getattr(served, name) for name in facts)
+    return measured if same else None
+
+
+def headline(found: Outlook, n: int) -> dict[str, Any]:
+    """Scalars for a run's page: what is served, verify_ratio at n tokens, the verdict and its speedup."""
+    model, best = found.model, found.best or {}
+    figures = {f"predicted_speedup{end}": best.get(f"speedup{end}") for end in ("_low", "", "_high")}
+    figures |= {"predicted_verdict": found.verdict, "predicted_with": best.get("draft")}
+    served = f"{model.geometry.name} on {model.hardware.name}"
+    return figures | {"served": served, "verify_ratio": model.verify_ratio(n).mid}
+
+
+def conclusion(found: Outlook, *, recorded: str, measured: Mapping[int, float], n: int) -> str:
+    """The answer of notebook 03 with its limits; `recorded` is the model whose reuse was measured."""
+    model, best = found.model, found.best or {}
+    name, curve = model.geometry.name, model.curve
+    taken = Range(*(float(np.interp(n, list(curve), side)) for side in zip(*curve.values(), strict=True)))
+    text = (
+        f"{name} on {model.hardware.name}: verifying {n} tokens is predicted to cost "
+        f"**{model.verify_ratio(n).told()}** plain steps, with r({n}) = {taken.told()}; "
+        f"{recorded} was measured at {measured[n]:.2f}. **{found.sentence}** "
+    )
+    k = best.get("num_speculative_tokens", n - 1)
+    return text + (
+        "Limits: one stream; windows are of consecutive text, and rejected drafts may route otherwise; cost and "
+        f"speedup are predicted, with acceptance as published for k = {k:.0f}, not measured here"
+        + ("" if recorded == name else f"; routing is that of {recorded}, a small model, not of {name}")
+        + ". Next: `next-steps.md` says what to try first; notebook 04 trains a head, 05 measures whether it pays."
+    )
 
 
 def by_k(model: StepModel, length: float, k: int, streams: int) -> pd.DataFrame:

@@ -221,11 +221,12 @@ class ExpertActivation(Settings):
     """Notebook 03: how many experts does a step that verifies n tokens touch?"""
 
     notebook = "03_expert_activation"
-    by_scale = {"num_tokens": (512, 8192, 65536)}
-    at_least = {"max_window": 4, "num_tokens": 64, "num_speculative_tokens": 1}
+    by_scale = {"num_tokens": (512, 8192, 65536), "budget_tokens": (256, 2048, 16384)}
+    at_least = {"max_window": 4, "num_tokens": 64, "budget_tokens": 64, "num_speculative_tokens": 1}
 
     target: str = "mini-kimi"
     num_tokens: int = 0
+    budget_tokens: int = 0
     max_window: int = 16
     served: str = "kimi-k2.5"
     hardware: str = "rtx-pro-6000-pcie-x8"

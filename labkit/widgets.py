@@ -41,9 +41,10 @@ class LiveFigure:
 def controls(draw: Callable[..., Any], **choices: Sequence[Any] | ipywidgets.Widget) -> ipywidgets.Widget | None:
     """Controls over a drawing: each change calls `draw` with the chosen values and shows what it returns.
 
-    A list becomes a slider over its values (a drop-down where they are words), starting at the first; a widget is
-    taken as it is. `draw` returns Axes, a Figure, or anything that displays, and computes nothing that the choice
-    does not change. None where nobody watches: headless, the static view above the control is the whole story.
+    A list becomes a slider over its values in ascending order (a drop-down where they are words), starting at the
+    first given; a widget is taken as it is. `draw` returns Axes, a Figure, or anything that displays, and computes
+    nothing that the choice does not change. None where nobody watches: headless, the static view above the control
+    is the whole story.
     """
     if not is_live():
         return None
@@ -68,4 +69,5 @@ def control(name: str, values: Sequence[Any] | ipywidgets.Widget) -> ipywidgets.
     kind = ipywidgets.Dropdown if words else ipywidgets.SelectionSlider
     options = {} if words else {"continuous_update": False}
     style = {"description_width": "initial"}
-    return kind(options=list(values), value=values[0], description=label, style=style, **options)
+    options |= {"options": list(values) if words else sorted(set(values))}
+    return kind(value=values[0], description=label, style=style, **options)

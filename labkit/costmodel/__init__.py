@@ -12,7 +12,7 @@ from labkit.costmodel.bandwidth import (
 )
 from labkit.costmodel.calibration import MeasuredSteps, calibrate
 from labkit.costmodel.cases import break_even_table, cases, compare, needed, one_token
-from labkit.costmodel.comparison import beside
+from labkit.costmodel.comparison import CALIBRATED_AT, beside, cut_config, measured_steps, verify_table
 from labkit.costmodel.fitting import which_regime
 from labkit.costmodel.hardware import Hardware, UnknownHardware, hardware, known_hardware
 from labkit.costmodel.kernels import Regime, pairwise_limit, regime
@@ -30,9 +30,10 @@ from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import BadEstimate, StepModel
 from labkit.costmodel.verdict import Verdict, verdict
 from labkit.costmodel.weights import UnknownQuantization, expert_bytes, kv_bytes_per_token, weights
-from labkit.costmodel.whatif import assuming, what_if
+from labkit.costmodel.whatif import assuming, at_length, choices, what_if, what_ifs
 
 __all__ = [
+    "CALIBRATED_AT",
     "BadEstimate",
     "Bandwidth",
     "Hardware",
@@ -45,14 +46,17 @@ __all__ = [
     "Verdict",
     "answer",
     "assuming",
+    "at_length",
     "bandwidth_for",
     "beside",
     "best_k",
     "break_even_table",
     "calibrate",
     "cases",
+    "choices",
     "compare",
     "concurrency",
+    "cut_config",
     "expert_bytes",
     "floor_ms",
     "floor_sentence",
@@ -62,6 +66,7 @@ __all__ = [
     "length_at",
     "machine_at_hand",
     "measure_bandwidth",
+    "measured_steps",
     "needed",
     "one_token",
     "pairwise_limit",
@@ -71,7 +76,9 @@ __all__ = [
     "speedups",
     "stops_paying",
     "verdict",
+    "verify_table",
     "weights",
     "what_if",
+    "what_ifs",
     "which_regime",
 ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from labkit.costmodel.questions import length_at
+from labkit.costmodel.questions import length_at, rate_for
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
+from labkit.experts.budgets import budgets_to_try
 
 
 def assuming(model: StepModel, *, allreduce_us: Any = None, **changes: Any) -> StepModel:
@@ -73,3 +74,50 @@ def what_if(
             row |= {name: found.mid, f"{name}_low": found.low, f"{name}_high": found.high}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def at_length(model: StepModel, *, acceptance_length: float, k: int, r: Any = None, **more: Any) -> pd.DataFrame:
+    """`what_if` from an acceptance length (bonus included) at k; r is its `reuse`.
+
+    Other k get the conditional rate that gives k this length, the same for every position. A length that k drafted
+    tokens cannot have is taken as the nearest that they can: a slider may say anything.
+    """
+    rate = rate_for(min(max(acceptance_length, 1.0), k + 1.0), k)
+    return what_if(model, acceptance=rate, k=k, reuse=r, **more)
+
+
+def what_ifs(model: StepModel, *, acceptance_length: float, k: int, reuse: Mapping[str, Any]) -> pd.DataFrame:
+    """`at_length` of several cases: the model as it is, each given reuse, and what one might change.
+
+    Those are an AllReduce in half its time, where there is any, and for a mixture of experts a budget of MoE-Spec
+    (lossy: what it loses in acceptance is not in it).
+    """
+    cases: dict[str, dict[str, Any]] = {"as predicted": {}}
+    cases |= {f"r {case}": {"r": curve} for case, curve in reuse.items()}
+    latency, g = model.hardware.allreduce_us.mid, model.geometry
+    if model.allreduces and latency:
+        cases[f"AllReduce in {latency / 2:.0f} us"] = {"allreduce_us": latency / 2}
+    if g.is_moe:
+        budget = budgets_to_try(g.n_routed_experts, g.num_experts_per_tok, k + 1, (0.6,))[0]
+        cases[f"budget of {budget} experts (lossy)"] = {"budget": budget}
+    given = {"acceptance_length": acceptance_length, "k": k}
+    return pd.concat([at_length(model, **given, **c, case=name) for name, c in cases.items()], ignore_index=True)
+
+
+def choices(model: StepModel, acceptance_length: float, k: int) -> dict[str, list[float]]:
+    """Values for a slider over each argument of `at_length`; each list begins with the model's own.
+
+    `budget` runs from what one token needs to what k + 1 independent ones touch, 0 is none (E is lossy).
+    """
+    chosen, total = model.geometry.num_experts_per_tok, model.geometry.n_routed_experts
+    own = float(np.interp(k + 1, list(model.curve), [r.mid for r in model.curve.values()]))
+    latency = round(model.hardware.allreduce_us.mid, 1)
+    found: dict[str, list[float]] = {
+        "k": [k, *(other for other in range(1, 9) if other != k)],
+        "acceptance_length": [round(acceptance_length, 2), *np.arange(1, 6.01, 0.25).tolist()],
+        "allreduce_us": [latency, *(round(latency * share / 10, 1) for share in range(1, 16) if share != 10)],
+    }
+    if model.geometry.is_moe:
+        found["r"] = [round(own, 2), *(np.arange(11) / 10).tolist()]
+        found["budget"] = [0, *budgets_to_try(total, chosen, k + 1, np.arange(3, 11) / 10)]
+    return found if latency else {name: values for name, values in found.items() if name != "allreduce_us"}

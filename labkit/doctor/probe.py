@@ -63,7 +63,7 @@ class Probe:
     def resolve(self) -> str:
         """The target's files, and its layers."""
         self.target = targets.resolve(self.target_name)
-        return f"{self.target.label} at revision {self.target.revision}"
+        return f"{self.target.name} at revision {self.target.revision}"
 
     def choose_layers(self) -> str:
         """Layer ids that the target has."""

@@ -89,7 +89,7 @@ def build(
         )
     except (KeyError, ValueError) as error:
         raise UnknownArchitecture(
-            f"speculators makes no EAGLE-3 head for {target.label}: {error}",
+            f"speculators makes no EAGLE-3 head for {target.name}: {error}",
             "use a target with a Llama-like shape",
         ) from error
     return model.float()

@@ -178,7 +178,7 @@ def check_tensor_parallel(target: targets.Target, size: int) -> None:
     possible = target.geometry.tensor_parallel_sizes(max(64, size))
     if size not in possible:
         raise BadTensorParallel(
-            f"tensor_parallel_size={size} does not fit {target.label}: "
+            f"tensor_parallel_size={size} does not fit {target.name}: "
             f"{target.geometry.num_attention_heads} attention and {target.geometry.num_key_value_heads} KV heads",
             f"use one of {', '.join(map(str, possible))}"
             + (", or the padded target smollm2-tp2" if target.name == "smollm2" else ""),

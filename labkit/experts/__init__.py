@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.experts.budgets import METHODS, BadBudget, Replay, budget, budget_table
+from labkit.experts.budgets import METHODS, BadBudget, Replay, budget, budget_table, budgets_to_try
 from labkit.experts.expected import (
     expected_unique,
     popularity,
@@ -19,6 +19,15 @@ from labkit.experts.recording import NotMoE, load, record
 from labkit.experts.routing import BadRouting, Routing
 from labkit.experts.sharing import coverage, overlap, overlap_table
 from labkit.experts.texts import Document, documents
+from labkit.experts.told import (
+    budget_sentence,
+    budgets_beside,
+    headline,
+    recorded_sentence,
+    reuse_sentence,
+    sharing_sentence,
+    unique_sentence,
+)
 from labkit.experts.trees import record_tree, unique_of_documents, unique_of_tree
 from labkit.experts.windows import unique, unique_by_category, unique_by_window, unique_table
 
@@ -34,14 +43,18 @@ __all__ = [
     "Scores",
     "UnknownGate",
     "budget",
+    "budget_sentence",
     "budget_table",
     "budgeted",
+    "budgets_beside",
+    "budgets_to_try",
     "coverage",
     "documents",
     "expected_unique",
     "from_sglang",
     "from_sglang_dump",
     "from_vllm",
+    "headline",
     "live_budget",
     "load",
     "overlap",
@@ -52,13 +65,17 @@ __all__ = [
     "published_reuse",
     "record",
     "record_tree",
+    "recorded_sentence",
     "reuse",
     "reuse_curve",
+    "reuse_sentence",
     "reuse_trend",
+    "sharing_sentence",
     "unique",
     "unique_by_category",
     "unique_by_window",
     "unique_of_documents",
     "unique_of_tree",
+    "unique_sentence",
     "unique_table",
 ]

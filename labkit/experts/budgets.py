@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 
 from labkit.errors import LabError
+from labkit.experts.expected import expected_unique
 from labkit.experts.gates import Scores
 from labkit.experts.routing import Routing
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TRUNCATION, SUBSTITUTION = "truncation", "substitution"
 METHODS = (SUBSTITUTION, TRUNCATION)
+SHARES = (0.4, 0.55, 0.7, 0.85, 1.0)
 
 
 class BadBudget(LabError):
@@ -43,6 +45,12 @@ def check(budgets: Iterable[int], num_experts: int, n: int, methods: Iterable[st
             f"budgets {wrong or 'fine'}, methods {unknown or 'fine'}, {n} tokens a step",
             f"give budgets from 1 to {num_experts}, methods of {', '.join(METHODS)}, steps of at least one token",
         )
+
+
+def budgets_to_try(num_experts: int, chosen: int, n: int, shares: Iterable[float] = SHARES) -> list[int]:
+    """Budgets between what one token needs and what n independent ones touch: shares of the latter, ascending."""
+    whole = float(expected_unique(num_experts, chosen, n))
+    return sorted({max(chosen, round(share * whole)) for share in shares})
 
 
 @dataclass(frozen=True)

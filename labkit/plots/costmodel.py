@@ -5,11 +5,12 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from labkit.plots.experts import plot_verify
 from labkit.plots.serving import COLOURS
 
-__all__ = ["plot_concurrency", "plot_speedup", "plot_verify"]
+__all__ = ["plot_concurrency", "plot_measured_steps", "plot_regimes", "plot_speedup", "plot_verify"]
 
 
 def plot_speedup(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -81,3 +82,13 @@ def plot_regimes(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(bottom=0)
     ax.legend(fontsize="x-small", framealpha=0.6)
     return ax
+
+
+def plot_measured_steps(df: pd.DataFrame) -> Figure:
+    """`plot_regimes` of each model and kind of weights; `df` is costmodel.measured_steps."""
+    groups = list(df.groupby(["model", "weights"], sort=False))
+    figure, axes = plt.subplots(1, len(groups), figsize=(5 * len(groups), 3.8), squeeze=False)
+    for ((model, weights), group), ax in zip(groups, axes[0], strict=True):
+        plot_regimes(group, ax=ax).set(title=f"{model}, {weights}: {group['layers'].iloc[0]} layers, one H200")
+    figure.tight_layout()
+    return figure

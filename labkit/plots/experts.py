@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
@@ -32,14 +34,63 @@ def plot_layers(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) ->
     ax.set(title=f"Experts touched, by layer: {model}", xlabel="layer", ylabel="different experts")
     ax.set_ylim(bottom=0)
     ax.xaxis.get_major_locator().set_params(integer=True)
-    ax.legend(title="tokens (n)")
+    ax.legend(title="tokens (n)", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
-def plot_reuse(df: pd.DataFrame, published: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
-    """Reuse factor by window length (experts.unique_by_window) beside experts.published_reuse."""
+def plot_categories(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Unique experts by kind of text with their interval; `df` is experts.unique_by_category of one window."""
+    ax = ax or plt.subplots(figsize=(7, 0.8 + 0.45 * len(df)))[1]
+    apart = [df["unique_mean"] - df["low"], df["high"] - df["unique_mean"]]
+    ax.errorbar(
+        df["unique_mean"], df["category"], xerr=apart, fmt="o", color=COLOURS[0], capsize=3, label="measured"
+    )
+    ax.plot(df["popularity"], df["category"], "|", color=COLOURS[2], markersize=12, label="by popularity")
+    ax.axvline(df["uniform"].iloc[0], color=COLOURS[1], linestyle="--", label="independent and uniform")
+    ax.set(title=f"Experts touched, by kind of text: {model}")
+    ax.set_xlabel(f"different experts a layer, {df['n'].iloc[0]} consecutive tokens")
+    ax.margins(y=0.15)
+    ax.invert_yaxis()
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def plot_overlap(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
+    """Share of experts that tokens some distance apart have in common; `df` is experts.overlap_table."""
+    ax = ax or plt.subplots(figsize=(7, 3.5))[1]
+    for number, (_layer, part) in enumerate(df.groupby("layer")):
+        label = None if number else "a layer"
+        ax.plot(part["distance"], part["overlap"] * 100, color=COLOURS[4], linewidth=0.8, alpha=0.7, label=label)
+    mean = df.groupby("distance")[["overlap", "popularity", "uniform"]].mean() * 100
+    ax.plot(mean.index, mean["overlap"], color=COLOURS[0], marker="o", markersize=4, label="mean over layers")
+    ax.plot(mean.index, mean["popularity"], color=COLOURS[2], linestyle=":", label="chance, by popularity")
+    ax.plot(mean.index, mean["uniform"], color=COLOURS[1], linestyle="--", label="chance, equal use")
+    ax.set(title=f"Experts in common with an earlier token: {model}", xlabel="tokens apart", ylabel="shared (%)")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(mean.index, [str(distance) for distance in mean.index])
+    ax.set_ylim(bottom=0)
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
+    return ax
+
+
+def plot_reuse(
+    df: pd.DataFrame,
+    published: pd.DataFrame,
+    *,
+    trend: Mapping[int, tuple[float, float, float]] | None = None,
+    model: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """Reuse factor by window length (experts.unique_by_window) beside experts.published_reuse.
+
+    `trend`, of experts.reuse_trend, is drawn as a band.
+    """
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    if trend:
+        lows, middles, highs = zip(*trend.values(), strict=True)
+        ax.fill_between(list(trend), lows, highs, color="grey", alpha=0.15, linewidth=0, label="published, trend")
+        ax.plot(list(trend), middles, color="grey", linewidth=1)
     known = df.dropna(subset="reuse")
     ax.plot(known["n"], known["reuse"], color=COLOURS[0], marker="o", markersize=4, label=model or "measured")
     for number, (name, part) in enumerate(published.groupby("model", sort=False), start=1):
@@ -47,7 +98,7 @@ def plot_reuse(df: pd.DataFrame, published: pd.DataFrame, *, model: str = "", ax
         ax.plot(part["n"], part["reuse"], linestyle="none", label=f"published, {name}", **style)
     ax.set(title="How far routing is from independent", xlabel="tokens verified together (n)", ylim=(0, 1.1))
     ax.set_ylabel("reuse factor r (1: independent)")
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     return ax
 
 
@@ -101,13 +152,14 @@ def plot_budget(
         ax.plot(part["unique_budget"], part[quality], label=method, **style)
         named = part.drop_duplicates("unique_budget")  # budgets that do not bind lie on one point
         for x, y, budget in zip(named["unique_budget"], named[quality], named["budget"], strict=True):
-            where = (0, 6 if number == 0 else -12)
-            ax.annotate(f"B={budget}", (x, y), textcoords="offset points", xytext=where, ha="center", fontsize=7)
+            where, side = ((6, -9), "left") if number == 0 else ((-6, 4), "right")
+            ax.annotate(f"B={budget}", (x, y), textcoords="offset points", xytext=where, ha=side, fontsize=7)
     tokens = ", ".join(str(n) for n in sorted(df["n"].unique()))
     ax.set(
         title=f"Expert budgets are lossy: {model}", xlabel=f"experts a layer that a step of {tokens} tokens reads"
     )
     ax.set_ylabel(QUALITIES.get(quality, quality))
+    ax.margins(x=0.1)
     ax.legend()
     return ax
 

@@ -34,10 +34,15 @@ def speedup(headline: Headline, prefix: str) -> str:
 
 
 def expert_note(headline: Headline) -> str:
-    """How to read the unique experts, with the untrained model named as such."""
-    trained = "" if headline.get("moe_target_trained") else "; the MoE is an UNTRAINED stand-in"
-    uniform = number(headline, "unique_experts_n4_uniform")
-    return f"experts a layer that 4 consecutive tokens touch; independence predicts {uniform}{trained}"
+    """How to read the unique experts, with the reuse factor."""
+    uniform, reuse = number(headline, "unique_experts_n4_uniform"), number(headline, "reuse_n4")
+    return f"experts a layer that 4 consecutive tokens touch; independence predicts {uniform}; r = {reuse}"
+
+
+def outlook_note(headline: Headline) -> str:
+    """What the prediction before anything is trained is for, and its verdict."""
+    served, word = headline.get("served") or "–", headline.get("predicted_verdict") or "–"
+    return f"{word}; {headline.get('predicted_with') or '–'}, for {served}, before anyone trains"
 
 
 def acceptance_note(headline: Headline) -> str:
@@ -86,6 +91,7 @@ LINES: dict[str, list[tuple[str, Callable[[Headline], str], Callable[[Headline],
     ],
     "03_expert_activation": [
         ("unique experts at n=4", lambda h: number(h, "unique_experts_n4", ".1f"), expert_note),
+        ("predicted speedup", lambda h: speedup(h, "predicted_speedup"), outlook_note),
     ],
     "05_evaluation": [
         (

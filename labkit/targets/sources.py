@@ -33,12 +33,11 @@ class HubUnreachable(LabError):
 
 @dataclass(frozen=True)
 class Target:
-    """A model that can be served: `path` is a local directory, `trained` says whether its text means anything."""
+    """A model that can be served: `path` is a local directory."""
 
     name: str
     path: Path
     source: str
-    trained: bool = True
 
     @cached_property
     def geometry(self) -> Geometry:
@@ -56,11 +55,6 @@ class Target:
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.path)
-
-    @property
-    def label(self) -> str:
-        """The name as tables show it: an untrained model says so."""
-        return self.name if self.trained else f"{self.name} (untrained)"
 
 
 def build_smollm2(folder: Path) -> None:
@@ -161,7 +155,7 @@ def text_model(target: Target) -> Target:
                 scratch.mkdir()
                 text_models.export(target.path, scratch, target.geometry.wrapper)
     check_model_dir(folder)
-    return Target(f"{target.name}-text", folder, f"text model of {target.name}: {target.source}", target.trained)
+    return Target(f"{target.name}-text", folder, f"text model of {target.name}: {target.source}")
 
 
 def check_model_dir(path: Path) -> None:
@@ -225,6 +219,5 @@ def described(target: Target) -> dict[str, Any]:
     return {
         "name": target.name,
         "source": target.source,
-        "trained": target.trained,
         "revision": target.revision,
     }

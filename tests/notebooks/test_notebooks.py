@@ -13,12 +13,13 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from labkit import collectives, draft, extract, targets, trace
+from labkit import collectives, draft, experts, extract, targets, trace
 from labkit.settings import NOTEBOOKS
 
 RUN = ["--run-id", "ci", "--scale", "smoke"]
 EPOCHS = ["-p", "04.epochs=4"]  # long enough to be killed in the middle
 PIPELINE = "04_eagle3_pipeline"
+ACTIVATION = "03_expert_activation"
 SOAK = os.environ.get("LABKIT_SOAK") == "1"
 # Who is killed, and in the middle of what; one run is killed at each of its moments in turn.
 KILLS = {"ci": [("labkit", "extraction"), ("kernel", "training")]}
@@ -155,7 +156,66 @@ def test_unique_experts_lie_between_k_and_independence(run_folder):
     n, k = geometry.n_routed_experts, geometry.num_experts_per_tok
     assert found["unique_experts_n4_uniform"] == pytest.approx(n * (1 - (1 - k / n) ** 4), rel=1e-6)
     assert k <= found["unique_experts_n4"] <= found["unique_experts_n4_uniform"] + 0.5
-    assert found["moe_target_trained"] is True
+    assert found["unique_experts_n4_low"] <= found["unique_experts_n4"] <= found["unique_experts_n4_high"]
+
+
+def activation(run_folder, name: str) -> pd.DataFrame:
+    """A result of notebook 03."""
+    return pd.read_parquet(run_folder / ACTIVATION / f"{name}.parquet")
+
+
+def test_unique_experts_are_those_of_the_recorded_routing(run_folder):
+    """One token uses k experts in every layer; four are counted again with sets, window by window."""
+    by_layer = activation(run_folder, "unique_by_layer")
+    shape = targets.resolve("mini-kimi").geometry
+    assert (by_layer.loc[by_layer["n"] == 1, "unique_mean"] == shape.num_experts_per_tok).all()
+    assert set(by_layer["layer"]) == set(shape.moe_layers)
+    routing = experts.Routing.load(run_folder / ACTIVATION / "routing.safetensors")
+    assert len(routing.experts) == 512
+    counts = [
+        len(set(routing.experts[start : start + 4, place].ravel().tolist()))
+        for start in range(len(routing.experts) - 3)
+        for place in range(len(routing.layers))
+        if len(set(routing.documents[start : start + 4].tolist())) == 1
+    ]
+    assert headline(run_folder, "03")["unique_experts_n4"] == pytest.approx(sum(counts) / len(counts))
+    by_window = activation(run_folder, "unique_by_window").sort_values("n")
+    assert by_window["unique_mean"].is_monotonic_increasing
+
+
+def test_budgets_save_and_lose(run_folder):
+    """No budget loses nothing; a larger one reads more, never more than B, and drops less mass."""
+    budgets = activation(run_folder, "budgets").set_index("method")
+    none = budgets.loc["none"]
+    assert (none["perplexity_ratio"], none["greedy_agreement"], none["acceptance_length_target"]) == (1, 1, 4)
+    offline = activation(run_folder, "budgets_offline")
+    assert set(budgets.index) == {"none", *offline["method"]}
+    for method in set(offline["method"]):
+        limited = budgets.loc[method].sort_values("budget")
+        assert limited["unique_budget"].is_monotonic_increasing
+        assert (limited["unique_budget"] <= limited["budget"]).all()
+        assert limited["greedy_agreement"].iloc[0] < limited["greedy_agreement"].iloc[-1]
+        assert limited["perplexity_ratio"].iloc[0] > 1
+        for _layer, part in offline[offline["method"] == method].groupby("layer"):
+            assert part.sort_values("budget")["mass_dropped"].is_monotonic_decreasing
+
+
+def test_verdict_and_next_steps_come_from_the_same_options(run_folder):
+    found, ranked = headline(run_folder, "03"), activation(run_folder, "options")
+    assert found["predicted_verdict"] in {"go", "no-go", "unclear"}
+    assert found["predicted_speedup_low"] <= found["predicted_speedup"] <= found["predicted_speedup_high"]
+    told = (run_folder / ACTIVATION / "next-steps.md").read_text()
+    assert f"**{found['predicted_verdict']}:" in told
+    assert set(ranked["option"]) == set("ABCDEM")
+    for row in ranked.itertuples():
+        assert re.search(rf"^(\| \d+ \| {row.option}: |- {row.option} \()", told, re.M), row.option
+        assert row.draft in told
+    cases = activation(run_folder, "verdict_by_case").set_index("case")
+    assert cases.loc["as published, trained", "speedup"] > cases.loc["every pair read", "speedup"]
+    assert set(cases["verdict"]) <= {"go", "no-go", "unclear"}
+    ratios = activation(run_folder, "verify")
+    assert (ratios.loc[ratios["n"] == 1, "verify_ratio"] == 1).all()
+    assert "widget-view" not in (run_folder / ACTIVATION / f"{ACTIVATION}.ipynb").read_text()
 
 
 def test_head_is_what_vllm_serves(run_folder):

@@ -291,7 +291,6 @@ def test_time_ends_training_with_a_checkpoint(tmp_path, frame, tokenizer):
 
 def test_the_wrapper_says_what_the_trained_model_says(run_dir, target):
     """Logits of the exported wrapper, of the text model taken out of it, and of the checkpoint are the same."""
-    assert target.trained
     checkpoint = DeepseekV3ForCausalLM.from_pretrained(run_dir / "model", dtype=torch.float32)
     wrapper, info = AutoModelForImageTextToText.from_pretrained(
         target.path, dtype=torch.float32, output_loading_info=True

@@ -185,7 +185,7 @@ def run_folder(tmp_path, monkeypatch):
         ),
         (
             ExpertActivation,
-            {"unique_experts_n4": 12.34, "unique_experts_n4_uniform": 14.0, "moe_target_trained": False},
+            {"unique_experts_n4": 12.34, "unique_experts_n4_uniform": 14.0, "reuse_n4": 0.86},
         ),
     ):
         settings = cls(run_id="r")
@@ -216,7 +216,7 @@ def test_page_folds_code_and_shows_the_last_state_of_progress(run_folder):
 
 def test_index_has_the_headline_table(run_folder):
     text = runs.render(run_folder).read_text()
-    for figure in ("40.2 tok/s", "0.90× [0.80, 1.00]", "12.3", "UNTRAINED", "14.00"):
+    for figure in ("40.2 tok/s", "0.90× [0.80, 1.00]", "12.3", "r = 0.86", "14.00"):
         assert figure in text
     assert 'href="02_ngram_baseline/02_ngram_baseline.html"' in text
 

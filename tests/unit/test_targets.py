@@ -27,9 +27,8 @@ def model_dir(tmp_path):
 def test_a_directory_is_a_target(model_dir):
     target = targets.resolve(str(model_dir))
     assert target.path == model_dir
-    assert target.trained
     assert target.geometry.num_hidden_layers == 2
-    assert target.label == model_dir.name
+    assert target.name == model_dir.name
 
 
 def truncate(path):
@@ -139,7 +138,6 @@ def test_impossible_tensor_parallel_size_is_refused_with_those_that_do(name, siz
 def test_mini_kimi_lies_in_the_repository_trained_and_small():
     target = targets.resolve("mini-kimi")
     model = experts.load(target)
-    assert target.trained
     assert target.path == settings.root() / "data" / "targets" / "mini-kimi"
     assert type(model).__name__ == "Kimi_K25ForConditionalGeneration"
     assert dataclasses.replace(target.geometry, source="") == dataclasses.replace(
