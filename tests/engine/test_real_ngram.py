@@ -46,7 +46,7 @@ def measured(request, target, log_dir):
 
 
 def test_every_request_replays_as_the_engine_counted(measured) -> None:
-    """Drafts, drafted tokens and steps exactly; accepted ones but for those beyond the end of the output.
+    """Drafts and drafted tokens exactly; accepted ones but for those beyond the end of the output.
 
     The last step of a request may accept tokens that the budget cuts off: at each position at most one more.
     """
@@ -55,7 +55,7 @@ def test_every_request_replays_as_the_engine_counted(measured) -> None:
     for row in rows.to_dict("records"):
         replayed = ngram.simulate(row["prompt_token_ids"], row["output_token_ids"], **lookup)
         assert (replayed.drafts, replayed.drafted) == (row["drafts"], row["drafted"])
-        assert replayed.steps == row["chunks"] - 1
+        assert replayed.steps >= row["chunks"] - 1  # a busy server sends two steps in one chunk
         beyond = np.subtract(row["accepted_at"], replayed.accepted_at)
         assert set(beyond) <= {0, 1}
         assert beyond.sum() == row["accepted"] - replayed.accepted
