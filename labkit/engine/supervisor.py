@@ -76,6 +76,15 @@ def alive(pid: int, started: float) -> bool:
         return False
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants; none for 0 or a process that is gone."""
+    try:
+        top = psutil.Process(pid) if pid else None
+        return [top.pid, *(child.pid for child in top.children(recursive=True))] if top else []
+    except psutil.NoSuchProcess:
+        return []
+
+
 def end(processes: Callable[[], list[psutil.Process]]) -> None:
     """SIGTERM to all of these processes, SIGKILL to those that stay."""
     for how, patience in ((psutil.Process.terminate, GRACE_S), (psutil.Process.kill, GRACE_S)):

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from labkit import acceptance, engine
-from labkit.engine import launch, swapstate
+from labkit.engine import launch
+from labkit.engine.service import state
 
 STANDIN = Path(__file__).parent / "standin"
 SOAK = os.environ.get("LABKIT_SOAK") == "1"
@@ -99,12 +100,12 @@ class Machine:
 
     def guards(self) -> list[psutil.Process]:
         found = [(p, words_of(p)) for p in psutil.process_iter()]
-        return [p for p, words in found if "labkit.engine.guard" in words and str(self.swaps) in words]
+        return [p for p, words in found if "labkit.engine.service.guard" in words and str(self.swaps) in words]
 
     def wait_guards(self) -> None:
         """Until nobody has the lock: neither lab nor guard, nor one that is just being started."""
         deadline = time.monotonic() + 60
-        while (held := swapstate.lock(self.swaps)) is None:
+        while (held := state.lock(self.swaps)) is None:
             assert time.monotonic() < deadline, f"the guard is still there; phase {self.phase}"
             time.sleep(0.1)
         os.close(held)

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from labkit import engine
-from labkit.engine import flags, units, variants, words
-from labkit.engine.swapplan import plan
+from labkit.engine import variants
+from labkit.engine.service import flags, units, words
+from labkit.engine.service.plan import plan
 
 PLAIN = """# /etc/systemd/system/kimi.service
 [Unit]

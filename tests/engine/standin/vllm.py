@@ -3,12 +3,15 @@
 import http.server
 import json
 import os
+import signal
 import sys
 import time
 
 flags = sys.argv[1:]
 variant = "--speculative-config" in flags
 load_s = float(os.environ["LOAD_S"])
+if variant and os.environ.get("VARIANT_DEAF"):  # as vLLM is while it loads
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for percent in range(0, 100, 20):
     print(f"INFO loading weights {percent}%", flush=True)
     time.sleep(load_s / 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from labkit.errors import LabError
 
 QUERY_LIMIT_S = 30.0
 PROPERTIES = ("LoadState", "ActiveState", "MainPID", "ControlGroup", "NeedDaemonReload", "RequiredBy", "BoundBy")
-PROPERTIES += ("ConsistsOf", "TriggeredBy")
+PROPERTIES += ("ConsistsOf", "TriggeredBy", "Job")
 
 
 class NoService(LabError):
@@ -84,10 +85,15 @@ class Manager:
         return ask(self.words("cat", "--no-pager", unit))
 
     def state(self, unit: str) -> str:
-        """active, activating, deactivating, inactive, failed; or not-found."""
+        """active, activating, deactivating, inactive, failed; or not-found.
+
+        One that waits for its turn to start (for a unit that it needs, say) is activating.
+        """
         shown = self.show(unit)
-        known = shown.get("LoadState") != "not-found" or shown.get("ActiveState") != "inactive"
-        return shown.get("ActiveState", "inactive") if known else "not-found"
+        active = shown.get("ActiveState", "inactive")
+        if active in ("inactive", "failed") and shown.get("Job", "0") not in ("", "0"):
+            return "activating"
+        return "not-found" if shown.get("LoadState") == "not-found" and active == "inactive" else active
 
     def processes(self, unit: str) -> list[Process]:
         """The service's processes, from its control group, else its main process and what that started."""
@@ -96,9 +102,10 @@ class Manager:
         ids: set[int] = set()
         for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd") if group else ():
             for path in (Path(root) / group).glob("**/cgroup.procs"):
-                ids |= {int(pid) for pid in path.read_text().split()}
+                with contextlib.suppress(OSError):  # a group below it that is gone by now
+                    ids |= {int(pid) for pid in path.read_text().split()}
         main = int(shown.get("MainPID") or 0)
-        return started([*ids, *tree(main)])
+        return started([*ids, *supervisor.tree(main)])
 
     def journal(self, unit: str, lines: int = 400) -> str:
         """The end of the service's journal; empty where it cannot be read."""
@@ -109,15 +116,6 @@ class Manager:
             except NoService:
                 continue
         return ""
-
-
-def tree(pid: int) -> list[int]:
-    """A process and all its descendants; none for 0 or a process that is gone."""
-    try:
-        top = psutil.Process(pid) if pid else None
-        return [top.pid, *(child.pid for child in top.children(recursive=True))] if top else []
-    except psutil.NoSuchProcess:
-        return []
 
 
 def started(ids: list[int]) -> list[Process]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit import files, settings
-from labkit.engine import launch, units, urls, variants
-from labkit.engine.flags import SPECULATION
-from labkit.engine.manager import Manager, NoService, unit_name
+from labkit.engine import launch, urls, variants
+from labkit.engine.service import units
+from labkit.engine.service.flags import SPECULATION
+from labkit.engine.service.systemd import Manager, NoService, unit_name
 from labkit.errors import LabError
 
 LOAD_LIMIT_S = 100 * 60.0  # a model of a terabyte takes up to 90 minutes to load
