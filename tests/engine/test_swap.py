@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ Environment=LOAD_S={load_s} {more}
 ExecStart={start} \\
     --port {port}
 Restart=always
+TimeoutStopSec={stop_s}
 StandardOutput=append:{log}
 [Install]
 WantedBy=multi-user.target
@@ -39,7 +41,7 @@ WantedBy=multi-user.target
 class Machine:
     """A service that runs under the stand-in, in a folder of its own."""
 
-    def __init__(self, home: Path, more: str = "", load_s: float = 0.5, start: str = ""):
+    def __init__(self, home: Path, more: str = "", load_s: float = 0.5, start: str = "", stop_s: int = 20):
         self.home, self.port = home, launch.free_port()
         for folder in ("units", "state", "bin"):
             (home / folder).mkdir()
@@ -49,7 +51,8 @@ class Machine:
             path.chmod(0o755)
         self.systemctl, self.vllm, self.log = str(home / "bin" / "systemctl"), home / "bin" / "vllm", home / "log"
         start = start or f"{self.vllm} serve a-model"
-        unit = UNIT.format(load_s=load_s, more=more, start=start, port=self.port, log=self.log)
+        places = {"port": self.port, "log": self.log, "stop_s": stop_s}
+        unit = UNIT.format(load_s=load_s, more=more, start=start, **places)
         (home / "units" / "llm.service").write_text(unit)
         self.call("start", "llm.service")
 
@@ -208,6 +211,52 @@ def test_a_variant_that_does_not_start(make):
     assert "4711" in engine.status("llm")["error"]
 
 
+def test_a_variant_that_is_deaf_while_it_loads(make):
+    """It ignores SIGTERM, as vLLM does then, so systemd kills it after its TimeoutStopSec; nothing is left."""
+    machine = make(more="VARIANT_DEAF=1", load_s=0.5, stop_s=1)
+    unit = machine.home / "units" / "llm.service"
+    unit.write_text(unit.read_text().replace("LOAD_S=0.5", "LOAD_S=60"))  # what loads from now on
+    lab = machine.lab("--", "true")
+    machine.wait_phase("starting")
+    while not (loading := machine.servers()):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    unit.write_text(unit.read_text().replace("LOAD_S=60", "LOAD_S=0.5"))
+    lab.terminate()
+    said, _ = lab.communicate(timeout=60)
+    assert lab.returncode == 143, said
+    assert not any(process.is_running() for process in loading)
+    machine.at_rest()
+
+
+SMI = """#!{python} -I
+import os, pathlib, sys
+calls = pathlib.Path(os.environ["STANDIN"], "calls").read_text()
+stopped = "stop llm.service" in calls
+if "memory.used" in sys.argv[1] and "compute-apps" not in sys.argv[1]:
+    print("0, 30000")
+elif "uuid" in sys.argv[1] and "compute-apps" not in sys.argv[1]:
+    print("0, GPU-aa")
+else:
+    service = pathlib.Path(os.environ["STANDIN"], "first").read_text()
+    print(f"GPU-aa, {{service}}, 20000" if not stopped else f"GPU-aa, {{os.getppid()}}, 30000")
+"""
+
+
+def test_memory_that_does_not_come_back(machine, monkeypatch):
+    """The original had 20000 MiB, which somebody else has afterwards: no variant starts, the holder is named."""
+    (machine.home / "first").write_text(str(machine.servers()[0].pid))
+    (machine.home / "bin" / "nvidia-smi").write_text(SMI.format(python=sys.executable))
+    (machine.home / "bin" / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{machine.home / 'bin'}:{os.environ['PATH']}")
+    with pytest.raises(engine.GpuMemoryHeld) as failure, engine.swap(machine.plan(), apply=True):
+        raise AssertionError("the block must not run")
+    for part in ("GPU 0 uses 30000 MiB", "10000 MiB were expected", "labkit.engine.service.guard"):
+        assert part in str(failure.value)
+    assert "start llm-ngram.service" not in (machine.home / "calls").read_text()
+    machine.at_rest()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_to_the_lab(machine, number, code):
     """The command that ran ends too, and the lab returns only when the original is back."""
@@ -245,19 +294,25 @@ def test_kill_9_of_the_lab_at_random_moments(make):
     lab.communicate(timeout=120)
     whole = time.monotonic() - begun
     draw = random.Random(seed := random.randrange(10**6))
-    phases = []
+    phases, seconds = [], []
     for number in range(KILLS):
         (machine.swaps / "state.json").unlink()
         lab = machine.lab(*command)
         machine.wait_phase("begun")
         time.sleep(moment := draw.uniform(0, whole))
-        lab.kill()
-        lab.communicate()
         phases.append(machine.phase)
-        print(f"kill {number}, seed {seed}: {moment:.2f} of {whole:.2f} s after its begin, phase {machine.phase}")
+        lab.kill()
+        killed = time.monotonic()
+        lab.communicate()
         machine.wait_guards()
+        machine.wait_answer()
+        seconds.append(time.monotonic() - killed)
         machine.at_rest()
-    print(f"{KILLS} kills by phase: { ({phase: phases.count(phase) for phase in phases}) }")
+        print(
+            f"kill {number}, seed {seed}: {moment:.2f} of {whole:.2f} s, {phases[-1]}: back in {seconds[-1]:.1f} s"
+        )
+    spread = f"{min(seconds):.1f} to {max(seconds):.1f} s, median {statistics.median(seconds):.1f} s"
+    print(f"{KILLS} kills by phase: { ({phase: phases.count(phase) for phase in phases}) }; back in {spread}")
 
 
 @pytest.mark.parametrize("phase", ["installing", "stopping", "starting", "ready"])
@@ -291,8 +346,25 @@ def test_restore_ends_a_swap_that_is_under_way(machine):
     machine.wait_phase("ready")
     assert engine.restore("llm")["phase"] == "restored"
     machine.at_rest()
-    lab.communicate(timeout=60)
+    said, _ = lab.communicate(timeout=60)
+    assert "SwapEnded" in said, "its figures must not pass for the variant's"
+    assert lab.returncode == 1
     machine.at_rest()
+
+
+def test_a_variant_that_ends_during_the_experiment(machine):
+    with pytest.raises(engine.VariantFailed, match="by itself"), engine.swap(machine.plan(), apply=True):
+        machine.servers()[0].kill()
+    machine.at_rest()
+
+
+def test_somebodys_unit_of_the_same_name_is_left_alone(machine):
+    theirs = machine.home / "units" / "llm-ngram.service"
+    theirs.write_text("[Service]\nExecStart=/bin/true\n")
+    with pytest.raises(engine.SwapRefused, match=r"llm-ngram\.service"), engine.swap(machine.plan(), apply=True):
+        raise AssertionError("the block must not run")
+    assert theirs.read_text() == "[Service]\nExecStart=/bin/true\n"
+    assert machine.model() == "plain"
 
 
 STRANGER = """#!{python} -I

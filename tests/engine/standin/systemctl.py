@@ -5,6 +5,7 @@ As with systemd, a job goes on when the systemctl that asked for it is killed, t
 the other, and what outlives SIGTERM for TimeoutStopSec gets SIGKILL. A session stands for a control group.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -135,7 +136,8 @@ def kill(session: int, patience_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + patience_s
         for pid in members(session):
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         while members(session) and time.monotonic() < deadline:
             time.sleep(0.02)
 
