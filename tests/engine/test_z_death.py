@@ -26,7 +26,7 @@ def test_killed_api_server(server):
 
 
 def test_killed_supervisor(target, log_dir):
-    """The one who would clean up is gone itself: its sentinel ends API server and engine core. `log_dir` as text."""
+    """Who would clean up is gone itself: its sentinel ends API server and engine core. `log_dir` may be text."""
     with engine.serve(target, "baseline", log_dir=str(log_dir), max_model_len=512) as server:
         supervisor = psutil.Process(server.process.pid)
         everything = supervisor.children(recursive=True)
