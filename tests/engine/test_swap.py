@@ -3,7 +3,9 @@
 systemd itself does not run where the lab is tested. What is killed, held or broken here is real all the same.
 """
 
+import dataclasses
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -205,27 +207,90 @@ def test_an_error_in_the_experiment(machine):
 
 def test_a_variant_that_does_not_start(make):
     machine = make(more="VARIANT_FAILS=1")
-    with pytest.raises(engine.VariantFailed, match="does not fit: 4711"), engine.swap(machine.plan(), apply=True):
+    plan = machine.plan()
+    with pytest.raises(engine.VariantFailed, match="fit: 4711") as failure, engine.swap(plan, apply=True):
         raise AssertionError("the block must not run")
+    assert "ended while starting (failed)" in str(failure.value)
     machine.at_rest()
     assert "4711" in engine.status("llm")["error"]
+    assert plan.manager.state("llm-ngram.service") == "not-found", "the failure is forgotten, too"
+
+
+def test_a_variant_that_takes_too_long(make):
+    machine = make(more="VARIANT_LOAD_S=600")
+    plan = dataclasses.replace(machine.plan(), load_limit_s=8.0)
+    with pytest.raises(engine.VariantFailed, match="within 8 s"), engine.swap(plan, apply=True):
+        raise AssertionError("the block must not run")
+    machine.at_rest()
+
+
+def test_a_process_that_outlives_its_service_is_named_and_left_alone(make, tmp_path):
+    """Under KillMode=process systemd ends the main process alone."""
+    machine = make(more=f"WORKER={tmp_path}/worker\nKillMode=process")
+    with pytest.raises(engine.ProcessesStay) as failure, engine.swap(machine.plan(), apply=True):
+        raise AssertionError("the block must not run")
+    first, second = sorted(
+        (p for p in psutil.process_iter() if f"{tmp_path}/worker" in words_of(p)), key=psutil.Process.create_time
+    )
+    assert f"pid {first.pid} " in str(failure.value)
+    assert f"pid {second.pid} " not in str(failure.value)
+    assert "start llm-ngram.service" not in (machine.home / "calls").read_text()
+    machine.at_rest()
+    for process in (first, second):
+        process.kill()
+
+
+def test_a_process_forked_in_the_block_does_not_keep_the_guard(machine):
+    """It holds all that the lab holds, the pipe to the guard among it."""
+    with engine.swap(machine.plan(), apply=True):
+        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        worker.start()
+    machine.at_rest()
+    assert worker.is_alive()
+    worker.kill()
+    worker.join()
+
+
+FORKING = """
+import multiprocessing, sys, time
+from labkit import engine
+with engine.swap(engine.plan("llm", "ngram", systemctl=sys.argv[1], unit_dir=sys.argv[2]), apply=True):
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    worker.start()
+    print("worker", worker.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_kill_9_of_a_lab_whose_worker_lives_on(machine):
+    words = [sys.executable, "-c", FORKING, machine.systemctl, str(machine.home / "units")]
+    lab = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    line = next(line for line in lab.stdout if "worker " in line)
+    worker = psutil.Process(int(line.rsplit("worker ", 1)[1]))
+    lab.kill()
+    lab.wait()
+    deadline = time.monotonic() + 30
+    while machine.phase != "restored":
+        assert time.monotonic() < deadline, machine.phase
+        time.sleep(0.1)
+    assert worker.is_running()
+    worker.kill()
+    machine.wait_guards()
+    machine.at_rest()
 
 
 def test_a_variant_that_is_deaf_while_it_loads(make):
     """It ignores SIGTERM, as vLLM does then, so systemd kills it after its TimeoutStopSec; nothing is left."""
-    machine = make(more="VARIANT_DEAF=1", load_s=0.5, stop_s=1)
-    unit = machine.home / "units" / "llm.service"
-    unit.write_text(unit.read_text().replace("LOAD_S=0.5", "LOAD_S=60"))  # what loads from now on
+    machine = make(more="VARIANT_DEAF=1 VARIANT_LOAD_S=60", stop_s=1)
     lab = machine.lab("--", "true")
     machine.wait_phase("starting")
-    while not (loading := machine.servers()):
+    while "0%" not in machine.swaps.joinpath("state.json").read_text():  # its log's last line
         time.sleep(0.05)
-    time.sleep(0.5)
-    unit.write_text(unit.read_text().replace("LOAD_S=60", "LOAD_S=0.5"))
+    (loading,) = machine.servers()
     lab.terminate()
     said, _ = lab.communicate(timeout=60)
     assert lab.returncode == 143, said
-    assert not any(process.is_running() for process in loading)
+    assert not loading.is_running()
     machine.at_rest()
 
 
@@ -368,19 +433,22 @@ def test_somebodys_unit_of_the_same_name_is_left_alone(machine):
 
 
 STRANGER = """#!{python} -I
-import os, socket, subprocess, sys, time
+import http.server, os, sys, time
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
 if sys.argv[1] == "llm.service" and os.fork() == 0:
     os.setsid()
-    listener = socket.create_server(("127.0.0.1", {port}))
     os.dup2(os.open(os.devnull, os.O_RDWR), 1); os.dup2(1, 2)
-    time.sleep(60)
+    http.server.HTTPServer(("127.0.0.1", {port}), Answer).serve_forever()
 elif sys.argv[1] == "llm.service":
     time.sleep(0.3)
 """
 
 
 def test_a_stranger_on_the_port_is_named_and_left_alone(machine):
-    """It takes the port as soon as the original lets go of it; the original comes back when it goes."""
+    """It takes the port once the original lets go of it, and answers; the original comes back when it goes."""
     hook = machine.home / "on-stop"
     hook.write_text(STRANGER.format(python=sys.executable, port=machine.port))
     hook.chmod(0o755)

@@ -2,7 +2,8 @@
 
 `python -m labkit.engine.service.guard FOLDER PIPE LOCK`. It alone changes the system, so whatever happens to the
 lab, at whatever moment, one process knows how far things are. PIPE is the read end of a pipe that the lab holds
-open: end of file means that the lab is done or dead. LOCK is the inherited descriptor of the service's lock.
+open: a byte means that the lab is done, end of file that it is done or dead. LOCK is the inherited descriptor of
+the service's lock.
 """
 
 from __future__ import annotations

@@ -84,11 +84,20 @@ def applied(plan: SwapPlan) -> Iterator[server.Server]:
                 yield served(plan, state)
                 check_served(plan, state)
             finally:
-                os.close(write_end)  # the guard takes it as the end, as it would our death
+                dismiss(write_end)
                 if guard is not None:
                     finish(plan, state, guard)
     finally:
         os.close(held)
+
+
+def dismiss(write_end: int) -> None:
+    """Tell the guard that the block is over. It takes the pipe's end as such, too, which comes with our death, but
+    not while a process that was forked in the block (a data loader's worker, say) holds the pipe open.
+    """
+    with contextlib.suppress(BrokenPipeError):  # the guard was killed
+        os.write(write_end, b".")
+    os.close(write_end)
 
 
 def locked(folder: Path, service: str) -> int:

@@ -126,19 +126,20 @@ def stop(unit: str) -> None:
     known = record(unit)
     if known and active(unit) == "active":
         write(unit, known | {"stopping": True})
-        kill(known["pid"], float(value_of(unit_text(unit) or "", "TimeoutStopSec", "90")))
+        kill(known["pid"], unit_text(unit) or "")
     (HOME / "state" / unit).unlink(missing_ok=True)
     if (HOME / "on-stop").exists():
         subprocess.run([HOME / "on-stop", unit], check=True)
 
 
-def kill(session: int, patience_s: float) -> None:
+def kill(main: int, text: str) -> None:
+    alone = value_of(text, "KillMode") == "process"
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + patience_s
-        for pid in members(session):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-        while members(session) and time.monotonic() < deadline:
+        deadline = time.monotonic() + float(value_of(text, "TimeoutStopSec", "90"))
+        while (left := [pid for pid in members(main) if pid == main or not alone]) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             time.sleep(0.02)
 
 
