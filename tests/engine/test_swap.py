@@ -121,6 +121,15 @@ class Machine:
         base += ["--unit-dir", str(self.home / "units"), *(["--apply"] if apply else []), *words]
         return subprocess.Popen(base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
+    def experiment(self) -> list[str]:
+        """What a lab's command line ends with: a command that goes on for minutes."""
+        return ["--", sys.executable, "-c", "import time; time.sleep(300)", str(self.home / "experiment")]
+
+    def experiments(self) -> list[psutil.Process]:
+        """The commands that run, the lab that started them apart."""
+        found = [p for p in psutil.process_iter() if words_of(p)[-1:] == [str(self.home / "experiment")]]
+        return [p for p in found if "labkit.cli" not in words_of(p)]
+
     def wait_phase(self, *phases: str) -> None:
         deadline = time.monotonic() + 60
         while self.phase not in phases:
@@ -325,15 +334,16 @@ def test_memory_that_does_not_come_back(machine, monkeypatch):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_to_the_lab(machine, number, code):
     """The command that ran ends too, and the lab returns only when the original is back."""
-    lab = machine.lab("--", sys.executable, "-c", "import time; time.sleep(300)", str(machine.home / "experiment"))
+    lab = machine.lab(*machine.experiment())
     machine.wait_phase("ready")
-    time.sleep(0.5)
+    while not machine.experiments():
+        time.sleep(0.05)
     lab.send_signal(number)
     said, _ = lab.communicate(timeout=60)
     assert machine.phase == "restored", said
     machine.at_rest()
     assert lab.returncode == code, said
-    assert not [p for p in psutil.process_iter() if str(machine.home / "experiment") in words_of(p)]
+    assert not machine.experiments()
 
 
 def test_the_command_gets_the_address_and_its_exit_code_is_ours(machine):
@@ -382,12 +392,15 @@ def test_kill_9_of_the_lab_at_random_moments(make):
 
 @pytest.mark.parametrize("phase", ["installing", "stopping", "starting", "ready"])
 def test_both_killed_then_restore(machine, phase):
-    lab = machine.lab("--", sys.executable, "-c", "import time; time.sleep(300)")
+    lab = machine.lab(*machine.experiment())
     machine.wait_phase(phase)
     (guard,) = machine.guards()
+    while phase == "ready" and not machine.experiments():
+        time.sleep(0.05)
     for process in (guard, psutil.Process(lab.pid)):
         process.kill()
     lab.communicate()
+    assert not machine.experiments(), "the command does not outlive the lab"
     said = subprocess.run(
         [sys.executable, "-m", "labkit.cli", "swap", "llm", "--restore"],
         capture_output=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,8 +149,9 @@ def ask(words: list[str]) -> str:
 def act(words: list[str]) -> None:
     """Run a command that changes something; raises CommandFailed with what it said.
 
-    It has no time limit: a service takes as long to stop as its own TimeoutStopSec lets it. It dies with us, so
-    that nothing is still being started after the one who wanted it is gone.
+    It has no time limit: a service takes as long to stop as its own TimeoutStopSec lets it. In the guard, which
+    has no threads, it dies with us, so that nothing is still being started after the one who wanted it is gone;
+    beside threads (a notebook's kernel) Python code between fork and exec may hang for ever.
     """
     try:
         done = subprocess.run(
@@ -157,7 +159,7 @@ def act(words: list[str]) -> None:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            preexec_fn=supervisor.die_with_parent,
+            preexec_fn=supervisor.die_with_parent if threading.active_count() == 1 else None,
         )
     except OSError as error:
         raise CommandFailed(f"{' '.join(words)} does not run: {error}", "check --systemctl") from error
