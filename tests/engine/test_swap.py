@@ -43,7 +43,7 @@ WantedBy=multi-user.target
 class Machine:
     """A service that runs under the stand-in, in a folder of its own."""
 
-    def __init__(self, home: Path, more: str = "", load_s: float = 0.5, start: str = "", stop_s: int = 20):
+    def __init__(self, home: Path, more: str = "", load_s: float = 0.2, start: str = "", stop_s: int = 20):
         self.home, self.port = home, launch.free_port()
         for folder in ("units", "state", "bin"):
             (home / folder).mkdir()
@@ -75,7 +75,7 @@ class Machine:
         subprocess.run([self.systemctl, *words], check=True)
 
     def plan(self, **options) -> engine.SwapPlan:
-        places = {"systemctl": self.systemctl, "unit_dir": self.home / "units", "patience_s": 3.0}
+        places = {"systemctl": self.systemctl, "unit_dir": self.home / "units", "patience_s": 1.5}
         return engine.plan("llm", "ngram", **places, load_limit_s=30.0, **options)
 
     def model(self) -> str:
@@ -227,8 +227,8 @@ def test_a_variant_that_does_not_start(make):
 
 def test_a_variant_that_takes_too_long(make):
     machine = make(more="VARIANT_LOAD_S=600")
-    plan = dataclasses.replace(machine.plan(), load_limit_s=8.0)
-    with pytest.raises(engine.VariantFailed, match="within 8 s"), engine.swap(plan, apply=True):
+    plan = dataclasses.replace(machine.plan(), load_limit_s=3.0)
+    with pytest.raises(engine.VariantFailed, match="within 3 s"), engine.swap(plan, apply=True):
         raise AssertionError("the block must not run")
     machine.at_rest()
 
@@ -361,8 +361,8 @@ def test_the_command_gets_the_address_and_its_exit_code_is_ours(machine):
 
 def test_kill_9_of_the_lab_at_random_moments(make):
     """A moment is drawn from an undisturbed swap's whole time: from before its first step to after its last."""
-    machine = make(load_s=0.5)
-    command = ("--", sys.executable, "-c", "import time; time.sleep(1)")
+    machine = make()
+    command = ("--", sys.executable, "-c", "import time; time.sleep(0.5)")
     lab = machine.lab(*command)
     machine.wait_phase("begun")
     begun = time.monotonic()
@@ -390,7 +390,7 @@ def test_kill_9_of_the_lab_at_random_moments(make):
     print(f"{KILLS} kills by phase: { ({phase: phases.count(phase) for phase in phases}) }; back in {spread}")
 
 
-@pytest.mark.parametrize("phase", ["installing", "stopping", "starting", "ready"])
+@pytest.mark.parametrize("phase", ["installing", "starting", "ready"])
 def test_both_killed_then_restore(machine, phase):
     lab = machine.lab(*machine.experiment())
     machine.wait_phase(phase)
