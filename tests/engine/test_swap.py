@@ -225,6 +225,17 @@ def test_a_variant_that_does_not_start(make):
     assert plan.manager.state("llm-ngram.service") == "not-found", "the failure is forgotten, too"
 
 
+def test_kill_9_of_the_lab_after_the_variant_failed(make):
+    """The guard itself puts back after an error, too; the lab only waits for it."""
+    machine = make(more="VARIANT_FAILS=1")
+    lab = machine.lab("--", "true")
+    machine.wait_phase("restoring")
+    lab.kill()
+    lab.communicate()
+    machine.wait_guards()
+    machine.at_rest()
+
+
 def test_a_variant_that_takes_too_long(make):
     machine = make(more="VARIANT_LOAD_S=600")
     plan = dataclasses.replace(machine.plan(), load_limit_s=3.0)
