@@ -156,7 +156,6 @@ def plan(
     after = units.second(after, name, variant, variants.environment_of(variant, words))
     arguments = units.arguments(after)
     dependents, notes = facts(manager, name, before, words)
-    log = log_of(after)
     found = SwapPlan(
         service=name,
         unit=f"{stem}-{instance}-{variant}.service" if at else f"{stem}-{variant}.service",
@@ -171,7 +170,7 @@ def plan(
         notes=notes,
         load_limit_s=load_limit_s,
         patience_s=patience_s,
-        log=log,
+        log=log_of(after),
         original_log=log_of(before),
     )
     with files.atomic(found.unit_path) as temporary:
