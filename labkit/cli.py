@@ -132,14 +132,14 @@ def swap(
 ) -> None:
     """Run a command against a variant of a systemd service, which comes back afterwards whatever happens."""
     from labkit import engine
-    from labkit.engine import holding
+    from labkit.engine.service import experiment
 
     if restore or status:
         found = engine.restore(service, typer.echo) if restore else engine.status(service)
         typer.echo("\n".join(f"{name:10} {value}" for name, value in found.items()))
         return
     places = {"systemctl": systemctl, "user": user, "unit_dir": unit_dir, "url": url}
-    options = holding.options(parse_parameters(option))
+    options = experiment.options(parse_parameters(option))
     plan = engine.plan(service, variant, load_limit_s=load_minutes * 60, **places, **options)
     typer.echo(str(plan))
     if not apply:
@@ -148,7 +148,7 @@ def swap(
     with engine.swap(plan, apply=True) as server:
         if not command:
             typer.echo(f"{plan.unit} serves at {server.root_url}; Ctrl-C puts {plan.service} back")
-        code = holding.run(command, server.root_url) if command else holding.until_interrupted(plan)
+        code = experiment.run(command, server.root_url) if command else experiment.until_interrupted(plan)
     typer.echo(f"{plan.service} is back and answers at {plan.url}")
     raise typer.Exit(code)
 

@@ -10,11 +10,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
+
+if TYPE_CHECKING:  # takes seconds to import, which nobody who writes JSON should wait
+    import pandas as pd
 
 
 class DiskFull(LabError):
@@ -90,6 +91,8 @@ def write_parquet(path: Path, frame: pd.DataFrame) -> None:
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """Read a parquet file; raises BrokenFile naming the file when it cannot be read."""
+    import pandas as pd
+
     try:
         return pd.read_parquet(path)
     except (OSError, ValueError) as error:

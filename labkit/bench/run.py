@@ -23,7 +23,7 @@ from labkit.bench.prompts import as_prompts
 from labkit.bench.rows import Row
 from labkit.engine.urls import base_url, headers, root_url
 from labkit.errors import LabError
-from labkit.runs.progress import progress
+from labkit.progress import progress
 
 # Fields that the lab's own arguments set, or that would make of one stream something else than one answer.
 OWN_FIELDS = {"messages", "prompt", "stream", "stream_options"} | {"model", "max_tokens", "temperature", "seed"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from labkit.engine.holders import GpuMemoryHeld
-from labkit.engine.manager import CommandFailed, NoService
 from labkit.engine.server import (
     BadTensorParallel,
     EngineDied,
@@ -16,10 +15,11 @@ from labkit.engine.server import (
     on_demand,
     serve,
 )
-from labkit.engine.swapping import GuardDied, NoSwap, SwapBusy, restore, status, swap
-from labkit.engine.swapplan import NoPort, NotApplied, SwapPlan, plan
-from labkit.engine.swapsteps import NotRestored, PortHeld, ProcessesStay, SwapRefused, VariantFailed
-from labkit.engine.units import UnitUnreadable
+from labkit.engine.service.plan import NoPort, NotApplied, SwapPlan, plan
+from labkit.engine.service.steps import NotRestored, PortHeld, ProcessesStay, SwapRefused, VariantFailed
+from labkit.engine.service.swap import GuardDied, NoSwap, SwapBusy, SwapEnded, restore, status, swap
+from labkit.engine.service.systemd import CommandFailed, NoService
+from labkit.engine.service.units import UnitUnreadable
 from labkit.engine.urls import base_url
 from labkit.engine.variants import VARIANTS, UnknownVariant, Variant, diff
 
@@ -43,6 +43,7 @@ __all__ = [
     "Server",
     "ServerUnreachable",
     "SwapBusy",
+    "SwapEnded",
     "SwapPlan",
     "SwapRefused",
     "UnitUnreadable",

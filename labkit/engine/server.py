@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 
 from labkit import settings, targets
-from labkit.engine import diagnosis, holders, launch, manager, urls, variants
+from labkit.engine import diagnosis, holders, launch, supervisor, urls, variants
 from labkit.errors import LabError
+from labkit.progress import Waiting
 
 START_LIMIT_S = 900.0
 BETWEEN = holders.Between()  # what the last server of this process has to have given back
@@ -85,7 +86,7 @@ class Server:
         """Stop it with every process it started; returns when they are gone."""
         if self.process is None or self.process.poll() is not None:
             return
-        BETWEEN.leaving(manager.tree(self.process.pid))
+        BETWEEN.leaving(supervisor.tree(self.process.pid))
         self.process.send_signal(signal.SIGTERM)  # the supervisor ends the whole process tree
         try:
             self.process.wait(timeout=30)
@@ -125,7 +126,7 @@ def serve(
     target: targets.Target | str | Path,
     variant: str = "baseline",
     *,
-    log_dir: Path | None = None,
+    log_dir: Path | str | None = None,
     start_limit_s: float = START_LIMIT_S,
     **overrides: Any,
 ) -> Iterator[Server]:
@@ -138,7 +139,7 @@ def serve(
     target = target if isinstance(target, targets.Target) else targets.resolve(target)
     options = variants.options_of(variant, overrides)
     check_tensor_parallel(target, options["tensor_parallel_size"])
-    server = launch_server(target, variant, options, log_dir or settings.outputs() / "servers")
+    server = launch_server(target, variant, options, Path(log_dir or settings.outputs() / "servers"))
     try:
         wait_ready(server, start_limit_s)
         yield server
@@ -209,10 +210,6 @@ def launch_server(target: targets.Target, variant: str, options: dict[str, Any],
 
 def wait_ready(server: Server, limit_s: float) -> None:
     """Wait for /health with a progress line; raises EngineFailed when the server ends or time runs out."""
-    from labkit.runs.progress import (
-        Waiting,  # labkit.runs takes seconds to import, which no guard of a swap may wait
-    )
-
     waiting = Waiting(f"starting the {server.variant} server")
     while True:
         if server.process is not None and server.process.poll() is not None:
@@ -221,17 +218,17 @@ def wait_ready(server: Server, limit_s: float) -> None:
         if waiting.seconds > limit_s:
             waiting.done("too slow")
             raise failure(server, f"was not ready after {limit_s:.0f} s")
-        if healthy(server):
+        if answers(server.root_url):
             waiting.done("ready")
             return
         waiting.tick()
         time.sleep(0.5)
 
 
-def healthy(server: Server) -> bool:
+def answers(root_url: str) -> bool:
     """Whether /health answers 200."""
     try:
-        return httpx.get(f"{server.root_url}/health", timeout=5, trust_env=False).status_code == 200
+        return httpx.get(f"{root_url}/health", timeout=5, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

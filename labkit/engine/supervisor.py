@@ -23,18 +23,20 @@ from pathlib import Path
 import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Looked up before any fork: in a forked child of a process with threads nothing may be imported or loaded.
+PRCTL = ctypes.CDLL(None).prctl
 POLL_S = 0.25
 GRACE_S = 8.0
 
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent dies (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """In the child before exec: SIGKILL when the supervisor itself is killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """In the child before exec: SIGKILL when its parent is killed."""
+    PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def leave_sentinel() -> int:
@@ -74,6 +76,15 @@ def alive(pid: int, started: float) -> bool:
         return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all its descendants; none for 0 or a process that is gone."""
+    try:
+        top = psutil.Process(pid) if pid else None
+        return [top.pid, *(child.pid for child in top.children(recursive=True))] if top else []
+    except psutil.NoSuchProcess:
+        return []
 
 
 def end(processes: Callable[[], list[psutil.Process]]) -> None:

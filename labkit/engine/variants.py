@@ -6,11 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from labkit.errors import LabError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Options = dict[str, Any]
 Flags = dict[str, Any]  # vLLM's option name without dashes: value; True is a bare flag, None leaves it out
@@ -233,6 +234,8 @@ def diff(variant: str, against: str = "baseline", *, on_cpu: bool = False, **ove
     Columns setting before after; "" where a side does not have it. `overrides` are options of the variant; those
     that the other one has as well apply to it too. Raises UnknownVariant.
     """
+    import pandas as pd
+
     sides = []
     for name in (against, variant):
         known = set(COMMON).union(*(each.options for each in lineage(name)))

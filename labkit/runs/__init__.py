@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from labkit.progress import progress
 from labkit.runs.execute import StageFailed, UnknownNotebook, execute, find_notebook, run_all
-from labkit.runs.progress import progress
 from labkit.runs.render import UnknownRun, render
 from labkit.runs.stage import Stage, headline_of
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pandas as pd
 
-from labkit.runs.progress import Waiting
+from labkit.progress import Waiting
 from labkit.trace.errors import CaptureFailed
 from labkit.trace.sources import FRONTEND, SUFFIXES
 from labkit.trace.stream import Blocks

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -152,6 +153,21 @@ def test_taken_port_is_refused(tmp_path):
         port = holder.getsockname()[1]
         with pytest.raises(engine.PortInUse, match=str(port)), engine.serve(targets.resolve("smollm2"), port=port):
             pass
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_logs_folder_is_text_or_a_path(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(launch, "command", lambda *_: ["sleep", "60"])
+    options = {"log_dir": kind(tmp_path / "logs"), "start_limit_s": 0.0}
+    with pytest.raises(engine.EngineFailed, match="not ready after 0 s"), engine.serve("smollm2", **options):
+        pass
+    assert (tmp_path / "logs" / "server-baseline.log").exists()
+
+
+def test_importing_the_engine_takes_no_data_libraries():
+    """The guard of a swap and `labkit swap` import it, and every second counts there."""
+    code = "import sys, labkit.engine; print(*({'pandas', 'numpy', 'torch', 'nbformat'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == ""
 
 
 def test_nothing_answers():

@@ -1,12 +1,15 @@
 """Unit files read and changed: expectations written by hand from systemd.syntax(7), systemd.service(5)."""
 
 import json
+import os
 
 import pytest
 
-from labkit import engine
-from labkit.engine import flags, units, variants, words
-from labkit.engine.swapplan import plan
+from labkit import engine, files
+from labkit.engine import variants
+from labkit.engine.service import flags, systemd, units, words
+from labkit.engine.service.plan import plan
+from labkit.engine.service.state import State, lock
 
 PLAIN = """# /etc/systemd/system/kimi.service
 [Unit]
@@ -281,3 +284,52 @@ def test_how_systemctl_is_called(folder):
     assert install[-2:] == [str(made.unit_path), str(folder / "kimi-ngram.service")]
     assert reload == ["sudo", "-n", f"{folder}/no-systemctl", "--user", "daemon-reload"]
     assert made.to_restore()[1] == ["sudo", "-n", "rm", "-f", str(folder / "kimi-ngram.service")]
+
+
+def said_by_systemctl(tmp_path, *lines: str) -> systemd.Manager:
+    path = tmp_path / "systemctl"
+    path.write_text("#!/bin/sh\n" + "".join(f"echo {line}\n" for line in lines))
+    path.chmod(0o755)
+    return systemd.Manager((str(path),))
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        (["LoadState=loaded", "ActiveState=active"], "active"),
+        (["LoadState=not-found", "ActiveState=inactive"], "not-found"),
+        (["LoadState=not-found", "ActiveState=failed"], "failed"),
+        (["LoadState=loaded", "ActiveState=inactive"], "inactive"),
+        (["LoadState=loaded", "ActiveState=inactive", "Job=17"], "activating"),
+        (["LoadState=loaded", "ActiveState=active", "Job=17"], "active"),
+    ],
+)
+def test_the_state_of_a_unit(tmp_path, lines, state):
+    """A unit whose start waits for another one is inactive to systemd, but it did not end."""
+    assert said_by_systemctl(tmp_path, *lines).state("x.service") == state
+
+
+def test_the_state_file_is_whole_for_whoever_reads_it(folder):
+    made = planned(folder)
+    state = State(made.folder)
+    state.begin(made)
+    with state.path.open() as early:
+        state.note("ready", must=True)
+        assert json.load(early)["phase"] == "begun", "a new file, renamed over the old one"
+    assert [phase for phase, _ in state.read()["history"]] == ["begun", "ready"]
+
+
+def test_what_cannot_be_written_keeps_no_original_away(folder):
+    """A broken state file stands for a full disk: what somebody waits for raises, all else is passed over."""
+    state = State(folder)
+    state.path.write_text("{")
+    state.note("restoring")
+    with pytest.raises(files.BrokenFile):
+        state.note("ready", must=True)
+
+
+def test_one_lock_a_service(folder):
+    first = lock(folder)
+    assert lock(folder) is None
+    os.close(first)
+    os.close(lock(folder))

@@ -3,12 +3,18 @@
 import http.server
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 
 flags = sys.argv[1:]
 variant = "--speculative-config" in flags
-load_s = float(os.environ["LOAD_S"])
+load_s = float((variant and os.environ.get("VARIANT_LOAD_S")) or os.environ["LOAD_S"])
+if os.environ.get("WORKER"):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", os.environ["WORKER"]])
+if variant and os.environ.get("VARIANT_DEAF"):  # as vLLM is while it loads
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 for percent in range(0, 100, 20):
     print(f"INFO loading weights {percent}%", flush=True)
     time.sleep(load_s / 5)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from labkit import files, settings
-from labkit.engine import launch, units, urls, variants
-from labkit.engine.flags import SPECULATION
-from labkit.engine.manager import Manager, NoService, unit_name
+from labkit.engine import launch, urls, variants
+from labkit.engine.service import units
+from labkit.engine.service.flags import SPECULATION
+from labkit.engine.service.systemd import Manager, NoService, unit_name
 from labkit.errors import LabError
 
 LOAD_LIMIT_S = 100 * 60.0  # a model of a terabyte takes up to 90 minutes to load
@@ -155,7 +156,6 @@ def plan(
     after = units.second(after, name, variant, variants.environment_of(variant, words))
     arguments = units.arguments(after)
     dependents, notes = facts(manager, name, before, words)
-    log = log_of(after)
     found = SwapPlan(
         service=name,
         unit=f"{stem}-{instance}-{variant}.service" if at else f"{stem}-{variant}.service",
@@ -170,7 +170,7 @@ def plan(
         notes=notes,
         load_limit_s=load_limit_s,
         patience_s=patience_s,
-        log=log,
+        log=log_of(after),
         original_log=log_of(before),
     )
     with files.atomic(found.unit_path) as temporary:

@@ -14,16 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from labkit import settings
-from labkit.engine import holders, manager, server, swapsteps, urls, variants
-from labkit.engine.swapplan import SwapPlan
-from labkit.engine.swapstate import ENDED, State, lock, now, runs
+from labkit.engine import holders, server, urls, variants
+from labkit.engine.service import steps, systemd
+from labkit.engine.service.plan import SwapPlan
+from labkit.engine.service.state import ENDED, State, lock, now, runs
 from labkit.errors import LabError
+from labkit.progress import Waiting
 
 POLL_S = 0.2
 
 
 class SwapBusy(LabError):
     """Another swap of the service is under way."""
+
+
+class SwapEnded(LabError):
+    """A swap was ended from outside while the block ran."""
 
 
 class GuardDied(LabError):
@@ -37,14 +43,14 @@ class NoSwap(LabError):
 KINDS: dict[str, type[LabError]] = {
     cls.__name__: cls
     for cls in (
-        swapsteps.SwapRefused,
-        swapsteps.VariantFailed,
-        swapsteps.PortHeld,
-        swapsteps.ProcessesStay,
-        swapsteps.NotRestored,
+        steps.SwapRefused,
+        steps.VariantFailed,
+        steps.PortHeld,
+        steps.ProcessesStay,
+        steps.NotRestored,
         holders.GpuMemoryHeld,
-        manager.CommandFailed,
-        manager.NoService,
+        systemd.CommandFailed,
+        systemd.NoService,
     )
 }
 
@@ -54,7 +60,8 @@ def swap(plan: SwapPlan, apply: bool = False) -> contextlib.AbstractContextManag
 
     Without `apply` the plan itself is returned, which shows what would be done. The original comes back after an
     error, Ctrl-C, SIGTERM, SIGHUP, kill -9 of this process, and when the variant does not start.
-    Raises SwapRefused, SwapBusy, VariantFailed, PortHeld, GpuMemoryHeld, ProcessesStay, NotRestored, GuardDied.
+    Raises SwapRefused, SwapBusy, VariantFailed, PortHeld, GpuMemoryHeld, ProcessesStay, NotRestored, GuardDied;
+    SwapEnded after a block in which somebody restored the original.
     """
     return applied(plan) if apply else plan
 
@@ -64,7 +71,7 @@ def applied(plan: SwapPlan) -> Iterator[server.Server]:
     """The swap itself."""
     held = locked(plan.folder, plan.service)
     try:
-        swapsteps.room_for(plan)
+        steps.room_for(plan)
         state = State(plan.folder)
         state.begin(plan)
         with signals_end_the_block():
@@ -75,12 +82,22 @@ def applied(plan: SwapPlan) -> Iterator[server.Server]:
                 os.close(read_end)
                 wait_for(state, guard, f"swapping {plan.service} for {plan.unit}", ("ready", *ENDED))
                 yield served(plan, state)
+                check_served(plan, state)
             finally:
-                os.close(write_end)  # the guard takes it as the end, as it would our death
+                dismiss(write_end)
                 if guard is not None:
                     finish(plan, state, guard)
     finally:
         os.close(held)
+
+
+def dismiss(write_end: int) -> None:
+    """Tell the guard that the block is over. It takes the pipe's end as such, too, which comes with our death, but
+    not while a process that was forked in the block (a data loader's worker, say) holds the pipe open.
+    """
+    with contextlib.suppress(BrokenPipeError):  # the guard was killed
+        os.write(write_end, b".")
+    os.close(write_end)
 
 
 def locked(folder: Path, service: str) -> int:
@@ -91,7 +108,9 @@ def locked(folder: Path, service: str) -> int:
         raise SwapBusy(
             f"a swap of {service} is under way: {state.get('phase', 'beginning')} "
             f"since {state.get('since', 'just now')}, by pid {state.get('owner', 'unknown')}",
-            f"wait for it, or end it: labkit swap {service} --restore",
+            f"wait for it, or end it: labkit swap {service} --restore"
+            if runs(state, "guard")
+            else f"wait for it, or end that process: it puts {service} back",
         )
     return held
 
@@ -117,7 +136,7 @@ def signals_end_the_block() -> Iterator[None]:
 
 def start_guard(plan: SwapPlan, read_end: int, held: int) -> subprocess.Popen[bytes]:
     """Start the guard in a session of its own; what it may have to say beyond the state file is in guard.log."""
-    words = [sys.executable, "-m", "labkit.engine.guard", str(plan.folder), str(read_end), str(held)]
+    words = [sys.executable, "-m", "labkit.engine.service.guard", str(plan.folder), str(read_end), str(held)]
     with (plan.folder / "guard.log").open("wb") as log:
         return subprocess.Popen(
             words,
@@ -131,8 +150,6 @@ def start_guard(plan: SwapPlan, read_end: int, held: int) -> subprocess.Popen[by
 
 def wait_for(state: State, guard: subprocess.Popen[bytes], what: str, phases: tuple[str, ...]) -> None:
     """Wait for a phase, the service's last log line beside the clock; returns also when the guard is gone."""
-    from labkit.runs.progress import Waiting
-
     waiting = Waiting(what)
     while True:
         gone = guard.poll() is not None
@@ -164,12 +181,27 @@ def served(plan: SwapPlan, state: State) -> server.Server:
     )
 
 
+def check_served(plan: SwapPlan, state: State) -> None:
+    """Raise SwapEnded or VariantFailed unless the variant served to the end of the block.
+
+    Without it, figures of the original would pass for the variant's.
+    """
+    phase = state.read().get("phase")
+    if phase != "ready":
+        raise SwapEnded(
+            f"the swap of {plan.service} for {plan.unit} was ended while the block ran; it is {phase}",
+            "what was measured is not the variant's alone: run it again",
+        )
+    if plan.manager.state(plan.unit) != "active":
+        raise steps.failed(plan, plan.unit, "ended by itself")
+
+
 def finish(plan: SwapPlan, state: State, guard: subprocess.Popen[bytes]) -> None:
     """Wait until the guard has put the original back, or do it here when the guard was killed."""
     wait_for(state, guard, f"putting {plan.service} back", ENDED)
     guard.wait()
     if state.read()["phase"] not in ENDED:
-        swapsteps.put_back(plan, state)
+        steps.put_back(plan, state)
     elif state.read()["phase"] == "not restored":
         raise_stored(state)
 
@@ -177,12 +209,12 @@ def finish(plan: SwapPlan, state: State, guard: subprocess.Popen[bytes]) -> None
 def raise_stored(state: State) -> None:
     """Raise the error that the guard left in the state file, if there is one."""
     if stored := state.read().get("error"):
-        raise KINDS.get(stored["kind"], swapsteps.NotRestored)(stored["what"], stored["remedy"])
+        raise KINDS.get(stored["kind"], steps.NotRestored)(stored["what"], stored["remedy"])
 
 
 def folder_of(service: str) -> Path:
     """Where a service's swaps are recorded."""
-    return settings.outputs() / "swaps" / manager.unit_name(service).removesuffix(".service")
+    return settings.outputs() / "swaps" / systemd.unit_name(service).removesuffix(".service")
 
 
 def recorded(service: str) -> tuple[SwapPlan, State]:
@@ -208,11 +240,11 @@ def restore(service: str, say: Callable[[str], None] = lambda _: None) -> dict[s
         else:
             say(f"asking the guard, pid {stored['guard']}, to put {plan.service} back")
             os.kill(stored["guard"], signal.SIGTERM)
-            swapsteps.wait_until(lambda: not runs(stored, "guard"), plan.load_limit_s, lambda: None)
+            steps.wait_until(lambda: not runs(stored, "guard"), plan.load_limit_s, lambda: None)
             held = lock(plan.folder)
     try:
         if held is not None:
-            swapsteps.put_back(plan, state)
+            steps.put_back(plan, state)
             state.note(error=None)
         elif state.read()["phase"] != "restored":
             raise_stored(state)
@@ -233,7 +265,7 @@ def status(service: str) -> dict[str, Any]:
         "now": now(),
         "original": plan.manager.state(plan.service),
         "variant": f"{plan.unit}: {plan.manager.state(plan.unit)}",
-        "answers": swapsteps.answers(plan.url),
+        "answers": server.answers(plan.url),
         "under_way": runs(stored, "owner") and stored["phase"] not in ENDED,
         "guard": stored.get("guard") if runs(stored, "guard") else None,
         "progress": stored.get("progress", ""),

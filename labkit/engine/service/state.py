@@ -13,7 +13,8 @@ import psutil
 
 from labkit import files
 from labkit.engine import supervisor
-from labkit.engine.swapplan import SwapPlan
+from labkit.engine.service.plan import SwapPlan
+from labkit.errors import LabError
 
 # begun, installing, stopping, starting: on the way; ready: the variant serves; restoring; restored, not restored
 ENDED = ("restored", "not restored")
@@ -36,13 +37,17 @@ class State:
         fresh = {"phase": "begun", "since": now(), "owner": owner.pid, "owner_started": owner.create_time()}
         files.write_json(self.path, fresh | {"error": None, "history": [["begun", now()]], "plan": plan.as_json()})
 
-    def note(self, phase: str = "", **more: Any) -> None:
-        """Write a new phase, or more about the present one. A full disk must not keep the original away."""
-        state = self.read()
-        if phase and phase != state.get("phase"):
-            state |= {"phase": phase, "since": now()}
-            state["history"] = [*state.get("history", []), [phase, now()]]
-        with contextlib.suppress(files.DiskFull, OSError):
+    def note(self, phase: str = "", *, must: bool = False, **more: Any) -> None:
+        """Write a new phase, or more about the present one.
+
+        A full disk or a broken file must not keep the original away: what cannot be written is passed over, but
+        where it `must` be there, as somebody waits for it.
+        """
+        with contextlib.nullcontext() if must else contextlib.suppress(LabError, OSError):
+            state = self.read()
+            if phase and phase != state.get("phase"):
+                state |= {"phase": phase, "since": now()}
+                state["history"] = [*state.get("history", []), [phase, now()]]
             files.write_json(self.path, state | more)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from labkit.errors import LabError
 
 QUERY_LIMIT_S = 30.0
 PROPERTIES = ("LoadState", "ActiveState", "MainPID", "ControlGroup", "NeedDaemonReload", "RequiredBy", "BoundBy")
-PROPERTIES += ("ConsistsOf", "TriggeredBy")
+PROPERTIES += ("ConsistsOf", "TriggeredBy", "Job")
 
 
 class NoService(LabError):
@@ -84,10 +86,15 @@ class Manager:
         return ask(self.words("cat", "--no-pager", unit))
 
     def state(self, unit: str) -> str:
-        """active, activating, deactivating, inactive, failed; or not-found."""
+        """active, activating, deactivating, inactive, failed; or not-found.
+
+        One that waits for its turn to start (for a unit that it needs, say) is activating.
+        """
         shown = self.show(unit)
-        known = shown.get("LoadState") != "not-found" or shown.get("ActiveState") != "inactive"
-        return shown.get("ActiveState", "inactive") if known else "not-found"
+        active = shown.get("ActiveState", "inactive")
+        if active in ("inactive", "failed") and shown.get("Job", "0") not in ("", "0"):
+            return "activating"
+        return "not-found" if shown.get("LoadState") == "not-found" and active == "inactive" else active
 
     def processes(self, unit: str) -> list[Process]:
         """The service's processes, from its control group, else its main process and what that started."""
@@ -96,9 +103,10 @@ class Manager:
         ids: set[int] = set()
         for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd") if group else ():
             for path in (Path(root) / group).glob("**/cgroup.procs"):
-                ids |= {int(pid) for pid in path.read_text().split()}
+                with contextlib.suppress(OSError):  # a group below it that is gone by now
+                    ids |= {int(pid) for pid in path.read_text().split()}
         main = int(shown.get("MainPID") or 0)
-        return started([*ids, *tree(main)])
+        return started([*ids, *supervisor.tree(main)])
 
     def journal(self, unit: str, lines: int = 400) -> str:
         """The end of the service's journal; empty where it cannot be read."""
@@ -109,15 +117,6 @@ class Manager:
             except NoService:
                 continue
         return ""
-
-
-def tree(pid: int) -> list[int]:
-    """A process and all its descendants; none for 0 or a process that is gone."""
-    try:
-        top = psutil.Process(pid) if pid else None
-        return [top.pid, *(child.pid for child in top.children(recursive=True))] if top else []
-    except psutil.NoSuchProcess:
-        return []
 
 
 def started(ids: list[int]) -> list[Process]:
@@ -150,8 +149,9 @@ def ask(words: list[str]) -> str:
 def act(words: list[str]) -> None:
     """Run a command that changes something; raises CommandFailed with what it said.
 
-    It has no time limit: a service takes as long to stop as its own TimeoutStopSec lets it. It dies with us, so
-    that nothing is still being started after the one who wanted it is gone.
+    It has no time limit: a service takes as long to stop as its own TimeoutStopSec lets it. In the guard, which
+    has no threads, it dies with us, so that nothing is still being started after the one who wanted it is gone;
+    beside threads (a notebook's kernel) Python code between fork and exec may hang for ever.
     """
     try:
         done = subprocess.run(
@@ -159,7 +159,7 @@ def act(words: list[str]) -> None:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            preexec_fn=supervisor.die_with_parent,
+            preexec_fn=supervisor.die_with_parent if threading.active_count() == 1 else None,
         )
     except OSError as error:
         raise CommandFailed(f"{' '.join(words)} does not run: {error}", "check --systemctl") from error

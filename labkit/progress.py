@@ -12,9 +12,17 @@ from tqdm import tqdm
 Item = TypeVar("Item")
 
 
-def bar(description: str, total: int | None = None, unit: str = "it", **options: Any) -> tqdm:
+class Alone(tqdm):
+    """tqdm without its watching thread: who waits for a server also forks, which is unsafe beside threads."""
+
+    monitor_interval = 0
+
+
+def bar(
+    description: str, total: int | None = None, unit: str = "it", kind: type[tqdm] = tqdm, **options: Any
+) -> tqdm:
     """A tqdm text bar for a step of `total` units; a widget's state would be lost in a headless run."""
-    return tqdm(
+    return kind(
         desc=description,
         total=total,
         unit=unit,
@@ -43,7 +51,7 @@ class Waiting:
     def __init__(self, description: str) -> None:
         """Show the line at once."""
         self.started = time.monotonic()
-        self.line = bar(description, bar_format="{desc}: {elapsed}{postfix}")
+        self.line = bar(description, kind=Alone, bar_format="{desc}: {elapsed}{postfix}")
 
     @property
     def seconds(self) -> float:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import psutil
 
 from labkit.engine import diagnosis, holders, supervisor
-from labkit.engine.manager import CommandFailed, Process, act
-from labkit.engine.swapplan import SwapPlan
-from labkit.engine.swapstate import State
+from labkit.engine.server import answers
+from labkit.engine.service.plan import SwapPlan
+from labkit.engine.service.state import State
+from labkit.engine.service.systemd import CommandFailed, Process, act
 from labkit.errors import LabError
 
 POLL_S = 0.25
@@ -82,7 +82,7 @@ def apply(plan: SwapPlan, state: State, ask: Ask) -> None:
     began = time.time()
     act(start)
     wait_serving(plan, state, plan.unit, began, ask)
-    state.note("ready")
+    state.note("ready", must=True)
 
 
 def wait_free(plan: SwapPlan, processes: list[Process], expected: holders.Memory, ask: Ask) -> None:
@@ -122,14 +122,6 @@ def older(pid: int, began: float) -> bool:
     try:
         return psutil.Process(pid).create_time() < began - 1.0
     except psutil.NoSuchProcess:
-        return False
-
-
-def answers(url: str) -> bool:
-    """Whether /health answers 200."""
-    try:
-        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
         return False
 
 
@@ -265,8 +257,12 @@ def room_for(plan: SwapPlan) -> None:
             f"{plan.service} is {active}, not active",
             f"start it first; if a swap was cut off: labkit swap {plan.service} --restore",
         )
-    if plan.manager.state(plan.unit) not in ("not-found", "inactive", "failed"):
-        raise SwapRefused(f"{plan.unit} is running already", f"labkit swap {plan.service} --restore")
+    known = plan.manager.state(plan.unit)
+    if known != "not-found":  # the lab's own, of a swap that was cut off, or somebody's, which is not overwritten
+        raise SwapRefused(
+            f"there is a {plan.unit} already ({known})",
+            f"if a swap was cut off: labkit swap {plan.service} --restore; else rename or remove that unit",
+        )
     if not answers(plan.url):
         raise SwapRefused(f"{plan.service} does not answer at {plan.url}/health", "give its address: --url")
     if shutil.which("install") is None:

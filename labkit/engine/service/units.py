@@ -11,8 +11,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.engine import flags
-from labkit.engine.words import Word, quoted, split
+from labkit.engine.service import flags
+from labkit.engine.service.words import Word, quoted, split
 from labkit.errors import LabError
 
 # A variant must not start again behind the lab's back, nor take the machine or an alert with it when it fails.

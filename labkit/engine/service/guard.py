@@ -1,12 +1,14 @@
 """The guard of a swap: a process in its own session that swaps, waits for the lab to end, and puts back.
 
-`python -m labkit.engine.guard FOLDER PIPE LOCK`. It alone changes the system, so whatever happens to the lab, at
-whatever moment, one process knows how far things are. PIPE is the read end of a pipe that the lab holds open:
-end of file means that the lab is done or dead. LOCK is the inherited descriptor of the service's lock.
+`python -m labkit.engine.service.guard FOLDER PIPE LOCK`. It alone changes the system, so whatever happens to the
+lab, at whatever moment, one process knows how far things are. PIPE is the read end of a pipe that the lab holds
+open: a byte means that the lab is done, end of file that it is done or dead. LOCK is the inherited descriptor of
+the service's lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -16,10 +18,10 @@ from pathlib import Path
 
 import psutil
 
-from labkit.engine import swapsteps
-from labkit.engine.manager import CommandFailed, NoService
-from labkit.engine.swapplan import SwapPlan
-from labkit.engine.swapstate import State, runs
+from labkit.engine.service import steps
+from labkit.engine.service.plan import SwapPlan
+from labkit.engine.service.state import State, runs
+from labkit.engine.service.systemd import CommandFailed, NoService
 from labkit.errors import LabError
 
 POLL_S = 0.25
@@ -33,24 +35,25 @@ def main(folder: str, pipe: int) -> int:
         signal.signal(number, lambda received, _: asked.append(received))
     state = State(Path(folder))
     me = psutil.Process()
-    state.note(guard=me.pid, guard_started=me.create_time())
+    state.note(guard=me.pid, guard_started=me.create_time(), must=True)
     stored = state.read()
     plan = SwapPlan.of_json(stored["plan"])
 
     def ask() -> None:
         if asked or select.select([pipe], [], [], 0)[0] or not runs(stored, "owner"):
-            raise swapsteps.Enough
+            raise steps.Enough
 
     try:
         ask()
-        swapsteps.apply(plan, state, ask)
+        steps.apply(plan, state, ask)
         while True:
             ask()
             time.sleep(POLL_S)
-    except swapsteps.Enough:
+    except steps.Enough:
         pass
     except Exception as error:  # whatever it is, the original has to come back first
-        note_error(state, error)
+        with contextlib.suppress(Exception):  # even when it cannot be written down
+            note_error(state, error)
     return restore(plan, state)
 
 
@@ -58,9 +61,9 @@ def restore(plan: SwapPlan, state: State) -> int:
     """Put the original back; 1, with the reason in the state, when that fails. A busy systemd is asked again."""
     for attempt in range(ATTEMPTS):
         try:
-            swapsteps.put_back(plan, state)
+            steps.put_back(plan, state)
             return 0
-        except swapsteps.NotRestored as error:
+        except steps.NotRestored as error:
             if attempt + 1 == ATTEMPTS or not isinstance(error.__cause__, (CommandFailed, NoService)):
                 note_error(state, error)
                 return 1

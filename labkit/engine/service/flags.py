@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.words import Word
+from labkit.engine.service.words import Word
 
 SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
 SHORT |= {"-q": "quantization", "-sc": "speculative-config", "-cc": "compilation-config"}
