@@ -104,8 +104,10 @@ class Machine:
         assert not self.guards()
 
     def guards(self) -> list[psutil.Process]:
-        found = [(p, words_of(p)) for p in psutil.process_iter()]
-        return [p for p, words in found if "labkit.engine.service.guard" in words and str(self.swaps) in words]
+        """The guards; what one has just forked to become another program still has its words and is left out."""
+        named = [(p, words_of(p)) for p in psutil.process_iter()]
+        found = [p for p, words in named if "labkit.engine.service.guard" in words and str(self.swaps) in words]
+        return [p for p in found if parent_of(p) not in {other.pid for other in found}]
 
     def wait_guards(self) -> None:
         """Until nobody has the lock: neither lab nor guard, nor one that is just being started."""
@@ -119,7 +121,9 @@ class Machine:
         """`labkit swap` as a process."""
         base = [sys.executable, "-m", "labkit.cli", "swap", "llm", "--systemctl", self.systemctl]
         base += ["--unit-dir", str(self.home / "units"), *(["--apply"] if apply else []), *words]
-        return subprocess.Popen(base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # Where the tests run under nohup, SIGHUP is ignored here, and so it would be by the lab.
+        heard = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+        return subprocess.Popen(base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **heard)
 
     def experiment(self) -> list[str]:
         """What a lab's command line ends with: a command that goes on for minutes."""
@@ -135,6 +139,14 @@ class Machine:
         while self.phase not in phases:
             assert time.monotonic() < deadline, f"{self.phase} instead of {phases}"
             time.sleep(0.02)
+
+
+def parent_of(process: psutil.Process) -> int:
+    """Its parent's id; 0 where the process is gone."""
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def words_of(process: psutil.Process) -> list[str]:

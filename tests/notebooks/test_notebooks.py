@@ -16,6 +16,9 @@ from safetensors.torch import load_file
 from labkit import collectives, draft, experts, extract, targets, trace
 from labkit.settings import NOTEBOOKS
 
+# The first test also waits for the whole smoke run: ten minutes on two cores, more on slow or busy ones.
+pytestmark = pytest.mark.timeout(2700)
+
 RUN = ["--run-id", "ci", "--scale", "smoke"]
 EPOCHS = ["-p", "04.epochs=4"]  # long enough to be killed in the middle
 PIPELINE = "04_eagle3_pipeline"
