@@ -134,7 +134,7 @@ WORK: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (
             r"(?i)gemm|gemv|matmul|cutlass|cublas|nvjet|xmma|wmma|Cijk_|splitK|machete|marlin|onednn_mm|mkldnn|"
-            r"_scaled_mm|dot_kernel|wvSplit|triton_tem|^aten::(mm|bmm|addmm|linear|baddbmm|einsum|_addmm_activation)$",
+            r"_scaled_mm|packed_linear|int4pack_mm|dot_kernel|wvSplit|triton_tem|^aten::(mm|bmm|addmm|linear|baddbmm|einsum|_addmm_activation)$",
             GEMM,
         ),
         (

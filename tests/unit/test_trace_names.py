@@ -98,6 +98,8 @@ WORK = {
         "void cublasLt::splitKreduce_kernel<32, 16>",
         "_C::onednn_mm",
         "aten::addmm",
+        "_C::weight_packed_linear",  # the CPU build's, where the cores have AMX
+        "aten::_weight_int4pack_mm_for_cpu",
         "triton_tem_fused_mm_0",
         "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_128x2_tn_align8>",
         "void gemv2T_kernel_val<int, int, __nv_bfloat16>",
