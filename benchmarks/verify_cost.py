@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
@@ -137,18 +136,12 @@ def measure(model: str, weights: str, repeats: int, on_gpu: bool) -> pd.DataFram
 def compare(folder: Path) -> None:
     """Print measured beside predicted steps of all files in `folder` and draw verify_cost.png there."""
     rows = pd.concat([files.read_parquet(path) for path in sorted(folder.glob("verify_cost*.parquet"))])
-    groups = list(rows.groupby(["model", "weights"], sort=False))
-    _, axes = plt.subplots(1, len(groups), figsize=(5 * len(groups), 3.8), squeeze=False)
-    for ((model, weights), group), ax in zip(groups, axes[0], strict=True):
-        geometry = targets.geometry(config(model, weights))
-        table = costmodel.beside(group, geometry, "nvidia-h200", AT[model])
-        costmodel_plots.plot_regimes(table, ax=ax)
-        ax.set(title=f"{model}, {weights}: {group['layers'].iloc[0]} layers, one H200")
-        limit = costmodel.pairwise_limit(geometry)
+    steps = costmodel.each_beside(rows, lambda model, weights, _: targets.geometry(config(model, weights)), AT)
+    for (model, weights), table in steps.groupby(["model", "weights"], sort=False):
+        limit = costmodel.pairwise_limit(targets.geometry(config(str(model), str(weights))))
         print(f"\n{model} {weights}: read pair by pair up to n = {limit} by vLLM's rule")
-        print(table.round(3).to_string(index=False))
-    axes[0][0].figure.tight_layout()
-    axes[0][0].figure.savefig(folder / "verify_cost.png", dpi=110)
+        print(table[costmodel.comparison.COLUMNS].round(3).to_string(index=False))
+    costmodel_plots.plot_measured_steps(steps).savefig(folder / "verify_cost.png", dpi=110)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import pandas as pd
 
 from labkit import acceptance, bench, ngram
 from labkit.acceptance import Acceptance
+from labkit.bench.steptimes import COLUMNS as STEP_COLUMNS
 
 CLOSE = 0.10  # a prediction is right within this share of the measurement, or inside its interval
 COLUMNS = ["category", "tokens_per_step", "step_cost", "predicted", "predicted_low", "predicted_high", "measured"]
@@ -158,7 +159,7 @@ def own_steps(rows: pd.DataFrame) -> pd.DataFrame:
     try:
         return bench.speculating_step_times(rows)
     except acceptance.NoCounters:
-        return pd.DataFrame(columns=["n", "streams", "step_ms", "low_ms", "high_ms", "samples", "tokens_are"])
+        return pd.DataFrame(columns=STEP_COLUMNS)
 
 
 def scheduling_sentence(times: pd.DataFrame, sync: pd.DataFrame) -> str:

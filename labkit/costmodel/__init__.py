@@ -12,7 +12,14 @@ from labkit.costmodel.bandwidth import (
 )
 from labkit.costmodel.calibration import MeasuredSteps, calibrate
 from labkit.costmodel.cases import break_even_table, cases, compare, needed, one_token
-from labkit.costmodel.comparison import CALIBRATED_AT, beside, cut_config, measured_steps, verify_table
+from labkit.costmodel.comparison import (
+    CALIBRATED_AT,
+    beside,
+    cut_config,
+    each_beside,
+    measured_steps,
+    verify_table,
+)
 from labkit.costmodel.fitting import which_regime
 from labkit.costmodel.hardware import Hardware, UnknownHardware, hardware, known_hardware
 from labkit.costmodel.kernels import Regime, pairwise_limit, regime
@@ -57,6 +64,7 @@ __all__ = [
     "compare",
     "concurrency",
     "cut_config",
+    "each_beside",
     "expert_bytes",
     "floor_ms",
     "floor_sentence",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -37,10 +37,8 @@ def beside(
     found = []
     for kind, group in rows.groupby("kind", sort=False):
         by = group.groupby("n")["step_ms"]
-        times = (
-            by.quantile([0.0, 0.5, 1.0]).reset_index().pivot_table(index="n", columns="level_1", values="step_ms")
-        )
-        times = times.set_axis(["low_ms", "step_ms", "high_ms"], axis=1).reset_index().assign(streams=1)
+        times = by.agg(["min", "median", "max"]).set_axis(["low_ms", "step_ms", "high_ms"], axis=1)
+        times = times.reset_index().assign(streams=1)
         if missing := sorted(set(at) - set(times["n"])):
             raise BadEstimate(f"no step of {missing[0]} tokens was measured", f"use of {sorted(times['n'])}")
         model = StepModel(shape, hardware, reuse=REUSE[str(kind)], context_tokens=context_tokens)
@@ -66,16 +64,27 @@ def cut_config(model: str, layers: int, weights: str) -> dict[str, Any]:
 
 
 def measured_steps() -> pd.DataFrame:
-    """What verifying cost on one H200 under vLLM 0.24 (benchmarks/verify_cost), beside the model.
+    """What verifying cost on one H200, vLLM 0.24 (benchmarks/verify_cost), beside the model: `each_beside`."""
+    return each_beside(files.read_parquet(settings.root().joinpath(*MEASURED)), shape_of, CALIBRATED_AT)
 
-    Columns model weights layers moe_layers and those of `beside`, each model calibrated at CALIBRATED_AT.
+
+def shape_of(model: str, weights: str, layers: int) -> Geometry:
+    """The geometry of `cut_config`."""
+    return geometry(cut_config(model, layers, weights))
+
+
+def each_beside(
+    rows: pd.DataFrame, shape: Callable[[str, str, int], Geometry], at: Mapping[str, Sequence[int]]
+) -> pd.DataFrame:
+    """`beside` for each model and kind of weights, calibrated at the model's n in `at`.
+
+    Columns model weights layers moe_layers and those of `beside`. `shape`: the geometry of model, weights, layers.
     """
-    rows = files.read_parquet(settings.root().joinpath(*MEASURED))
     found = []
     same = ["model", "weights", "layers", "moe_layers"]
     for (model, weights, layers, moe), group in rows.groupby(same, sort=False):
-        shape = geometry(cut_config(str(model), int(layers), str(weights)))
-        table = beside(group, shape, MEASURED_ON, CALIBRATED_AT[str(model)])
+        geometry_of = shape(str(model), str(weights), int(layers))
+        table = beside(group, geometry_of, MEASURED_ON, at[str(model)])
         told = {"model": model, "weights": weights, "layers": layers, "moe_layers": moe}
         found.append(table.assign(**told)[[*same, *COLUMNS]])
     return pd.concat(found, ignore_index=True)

@@ -55,12 +55,17 @@ def plot_categories(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None
     return ax
 
 
+def draw_each_layer(ax: Axes, df: pd.DataFrame, x: str, share: str) -> None:
+    """A thin line a layer, in percent: the spread behind a mean over layers."""
+    for number, (_layer, part) in enumerate(df.groupby("layer")):
+        label = None if number else "a layer"
+        ax.plot(part[x], part[share] * 100, color=COLOURS[4], linewidth=0.8, alpha=0.7, label=label)
+
+
 def plot_overlap(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
     """Share of experts that tokens some distance apart have in common; `df` is experts.overlap_table."""
     ax = ax or plt.subplots(figsize=(7, 3.5))[1]
-    for number, (_layer, part) in enumerate(df.groupby("layer")):
-        label = None if number else "a layer"
-        ax.plot(part["distance"], part["overlap"] * 100, color=COLOURS[4], linewidth=0.8, alpha=0.7, label=label)
+    draw_each_layer(ax, df, "distance", "overlap")
     mean = df.groupby("distance")[["overlap", "popularity", "uniform"]].mean() * 100
     ax.plot(mean.index, mean["overlap"], color=COLOURS[0], marker="o", markersize=4, label="mean over layers")
     ax.plot(mean.index, mean["popularity"], color=COLOURS[2], linestyle=":", label="chance, by popularity")
@@ -105,9 +110,7 @@ def plot_reuse(
 def plot_coverage(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
     """Share of all assignments that each layer's most used experts hold; `df` is experts.coverage."""
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
-    for number, (_layer, part) in enumerate(df.groupby("layer")):
-        label = None if number else "a layer"
-        ax.plot(part["top"], part["coverage"] * 100, color=COLOURS[4], linewidth=0.8, alpha=0.7, label=label)
+    draw_each_layer(ax, df, "top", "coverage")
     mean = df.groupby("top")[["coverage", "uniform"]].mean()
     ax.plot(
         mean.index, mean["coverage"] * 100, color=COLOURS[0], marker="o", markersize=4, label="mean over layers"
