@@ -92,7 +92,7 @@ def main() -> None:
                 reuse = {1: 1.0} | reuse_of(server, target) if target.geometry.is_moe else 1.0
             table = compared(times, costmodel.StepModel(target.geometry, machine, context_tokens=64, reuse=reuse))
             off = (table.loc[~table["fitted"], "ratio"] - 1).abs().max()
-            print(f"\n{target.label}\n{table.round(3).to_string(index=False)}")
+            print(f"\n{Path(target.name).name}\n{table.round(3).to_string(index=False)}")
             print(f"furthest off: {off:.0%} (goal: {CLOSE:.0%})")
 
 
