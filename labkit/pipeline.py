@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit import conversations, engine, extract, train, vocab
+from labkit import conversations, engine, extract, files, train, vocab
 from labkit.acceptance import Acceptance
 from labkit.errors import LabError
+from labkit.planner import calibration, here, trial
+from labkit.planner.work import Work
 from labkit.settings import Eagle3Pipeline
-from labkit.targets import Target
+from labkit.targets import Geometry, Target
 from labkit.vocab import VocabMap
 
 PROMPT_TOKENS = 45  # of a templated prompt with its chat template, about
@@ -36,14 +41,30 @@ class Estimate:
 def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     """The most that the settings can ask for: every answer as long as allowed.
 
-    Raises BadLayers or BadVocabulary where the settings do not fit the target, before anything is spent.
+    Raises BadLayers or BadVocabulary where the settings do not fit the target, DoesNotFit where disk or memory
+    will not do, with what would: before anything is spent.
     """
     layers(settings, target)
     vocab.refuse_impossible(np.ones(target.geometry.vocab_size), settings.draft_vocab_size, [])
-    length = min(settings.max_model_len - 1, PROMPT_TOKENS + settings.max_tokens)
-    tokens = (settings.num_prompts + settings.held_out) * length
-    disk = extract.bytes_needed([tokens], 4, target.geometry.hidden_size)
-    return Estimate(tokens, settings.num_prompts * length * settings.epochs, disk)
+    work = work_of(settings)
+    free_disk = here.free_disk_gb(settings.folder)
+    here.refuse(here.obstacles_here(target.geometry, work, free_disk=free_disk, free_memory=here.free_memory_gb()))
+    disk = extract.bytes_needed([work.tokens], 4, target.geometry.hidden_size)
+    return Estimate(work.tokens, settings.num_prompts * work.length * settings.epochs, disk)
+
+
+def work_of(settings: Eagle3Pipeline) -> Work:
+    """The most that the settings can ask for, as the planner counts it."""
+    return Work(
+        conversations=settings.num_prompts + settings.held_out,
+        prompt_tokens=PROMPT_TOKENS,
+        answer_tokens=max(1, min(settings.max_tokens, settings.max_model_len - 1 - PROMPT_TOKENS)),
+        epochs=settings.epochs,
+        ttt_steps=settings.ttt_steps,
+        draft_vocab_size=settings.draft_vocab_size,
+        batch_tokens=settings.batch_tokens,
+        streams=settings.concurrency,
+    )
 
 
 def describe(expected: Estimate) -> str:
@@ -62,21 +83,104 @@ def serve(settings: Eagle3Pipeline, target: Target, variant: str, **options: Any
         target,
         variant,
         log_dir=settings.folder,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.concurrency,
+        **serving(settings),
         **options,
     )
 
 
-def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> pd.DataFrame:
-    """The answers to `prompts` as a data set (conversations.collect); a server starts if any is missing."""
+def serving(settings: Eagle3Pipeline) -> dict[str, Any]:
+    """What the settings say of every server that is started here."""
+    return {
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.concurrency,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+    }
+
+
+def extracting(settings: Eagle3Pipeline, geometry: Geometry) -> dict[str, Any]:
+    """What the server that writes hidden states has besides: the layers and a folder."""
+    ids = extract.layers_of(settings.aux_layers, geometry.num_hidden_layers)
+    return {"layers": [*ids, geometry.num_hidden_layers], "storage": settings.folder / "staging"}
+
+
+@contextlib.contextmanager
+def plain_server(settings: Eagle3Pipeline, target: Target) -> Iterator[engine.OnDemand]:
+    """The server that answers, started when it is first asked for: calibration and answers share it."""
+    with contextlib.ExitStack() as stack:
+        yield engine.OnDemand(stack, partial(serve, settings, target, "baseline"))
+
+
+def calibrate(
+    settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame, server: engine.OnDemand
+) -> pd.DataFrame:
+    """Measure generation, prefill and training here on a few conversations, and forecast this run by it.
+
+    A row a step (calibration.forecast). What was measured is kept in the stage's folder; with the same settings
+    nothing is measured again and no server starts.
+    """
+    few = prompts.head(min(settings.concurrency, settings.num_prompts))
+    decides = ("max_tokens", "temperature", "concurrency", "draft_vocab_size", "ttt_steps", "batch_tokens")
+    values = {name: getattr(settings, name) for name in (*decides, "max_model_len", "tensor_parallel_size")}
+    found = calibration.kept(
+        settings.folder / "calibration.json",
+        files.digest([values, len(few), target.revision]),
+        lambda: calibration.measure(
+            lambda folder, limit: answers(settings, target, few, server, folder=folder, max_tokens=limit),
+            server.get,
+            partial(trial_training, settings, target),
+            max_tokens=settings.max_tokens,
+            prompts=len(few),
+        ),
+    )
+    return calibration.forecast(
+        found,
+        train=settings.num_prompts,
+        held_out=settings.held_out,
+        epochs=settings.epochs,
+        max_length=settings.max_model_len - 1,
+    )
+
+
+def trial_training(settings: Eagle3Pipeline, target: Target, folder: Path) -> pd.DataFrame:
+    """The metrics of a short training on states of random numbers, as the calibration wants them."""
+    length = min(work_of(settings).length, 512)
+    count = calibration.TRAINED_CONVERSATIONS
+    data, hidden = trial.write(folder, target.geometry, conversations=count, length=length, seed=settings.seed)
+    train.run(
+        dataclasses.replace(settings, epochs=1),
+        target=target,
+        dataset_dir=data,
+        hidden_dir=hidden,
+        vocab=vocab.build(np.ones(target.geometry.vocab_size, dtype=np.int64), settings.draft_vocab_size),
+        out_dir=folder,
+        layers=layers(settings, target),
+    )
+    return files.read_parquet(folder / "metrics.parquet")
+
+
+def answers(
+    settings: Eagle3Pipeline,
+    target: Target,
+    prompts: pd.DataFrame,
+    server: engine.OnDemand | None = None,
+    *,
+    folder: Path | None = None,
+    max_tokens: int = 0,
+) -> pd.DataFrame:
+    """The answers to `prompts` as a data set (conversations.collect); a server starts if any is missing.
+
+    `server`: one that runs or starts on demand and stays; without it one starts and ends here.
+    """
+    running = (
+        (lambda: contextlib.nullcontext(server.get())) if server else partial(serve, settings, target, "baseline")
+    )
     return conversations.collect(
         prompts,
-        partial(serve, settings, target, "baseline"),
-        settings.folder / "data",
+        running,
+        folder or settings.folder / "data",
         model_key=target.revision,
         max_length=settings.max_model_len - 1,
-        max_tokens=settings.max_tokens,
+        max_tokens=max_tokens or settings.max_tokens,
         temperature=settings.temperature,
         seed=settings.seed,
         concurrency=settings.concurrency,
@@ -86,11 +190,7 @@ def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> 
 def states(settings: Eagle3Pipeline, target: Target) -> Path:
     """Hidden states of the data set (extract.run); a server starts if any file is missing."""
     ids = layers(settings, target)
-    options = {
-        "layers": [*ids, target.geometry.num_hidden_layers],
-        "storage": settings.folder / "staging",
-    }
-    server = partial(serve, settings, target, "extract", **options)
+    server = partial(serve, settings, target, "extract", **extracting(settings, target.geometry))
     return extract.run(
         settings.folder / "data", server, settings.folder / "hidden_states", target=target, layers=ids
     )
@@ -152,8 +252,13 @@ def coverage(dataset: pd.DataFrame, target: Target, chosen_size: int) -> pd.Data
     return pd.DataFrame(rows)
 
 
-def costs(dataset: pd.DataFrame, metrics: pd.DataFrame, laps: dict[str, float]) -> pd.DataFrame:
-    """Seconds, tokens and tokens a second of each step in this run; a step that was taken up has few seconds."""
+def costs(
+    dataset: pd.DataFrame, metrics: pd.DataFrame, laps: dict[str, float], forecast: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """Seconds, tokens and tokens a second of each step in this run; a step that was taken up has few seconds.
+
+    With `forecast` (calibrate's) what was predicted stands beside it: predicted_s with _low and _high.
+    """
     tokens = {
         "answers": int(dataset.answer_tokens.sum()),
         "states": int(dataset.seq_len.sum()),
@@ -161,7 +266,10 @@ def costs(dataset: pd.DataFrame, metrics: pd.DataFrame, laps: dict[str, float]) 
     }
     rows = [{"step": name, "seconds": seconds, "tokens": tokens.get(name, 0)} for name, seconds in laps.items()]
     table = pd.DataFrame(rows)
-    return table.assign(tokens_per_s=table.tokens / table.seconds)
+    table = table.assign(tokens_per_s=table.tokens / table.seconds)
+    if forecast is None:
+        return table
+    return table.merge(forecast[["step", "predicted_s_low", "predicted_s", "predicted_s_high"]], "left", "step")
 
 
 def headline(

@@ -214,6 +214,8 @@ class NgramBaseline(Settings):
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
     max_model_len: int = 0
+    plan_for: str = "kimi-k2.5"
+    plan_hardware: str = "rtx-pro-6000-pcie-x8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,6 +258,11 @@ class Eagle3Pipeline(Settings):
         "batch_tokens": 16,
         "concurrency": 1,
         "learning_rate": 1e-7,
+        "tensor_parallel_size": 1,
+        "plan_conversations": 1,
+        "plan_tokens": 2,
+        "plan_disk_gb": 0,
+        "rent_after_days": 0,
     }
 
     prompts: str = "templated"
@@ -271,6 +278,13 @@ class Eagle3Pipeline(Settings):
     ttt_steps: int = 3
     batch_tokens: int = 192
     max_model_len: int = 0
+    tensor_parallel_size: int = 1
+    plan_for: str = "kimi-k2.5"
+    plan_hardware: str = "rtx-pro-6000-pcie-x8"
+    plan_conversations: int = 100_000
+    plan_tokens: int = 2048
+    plan_disk_gb: float = 0.0
+    rent_after_days: float = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)

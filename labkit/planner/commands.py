@@ -38,7 +38,7 @@ def commands(plan: Plan, *, run_id: str = "", free_gb: float = 0, rent_after_day
 
     Servers are vLLM's on the planned machine's GPUs; trainers the lab's under accelerate, and speculators'.
     """
-    run_id = run_id or f"{plan.target.name}-{plan.machine.name}"
+    run_id = run_id or case_of(plan) or f"{plan.target.name}-{plan.machine.name}"
     folder = f"outputs/{run_id}/04_eagle3_pipeline"
     return [
         Command("the versions and the machine", ("labkit", "doctor")),
@@ -84,7 +84,8 @@ def lab(plan: Plan, run_id: str) -> tuple[str, ...]:
     given |= {"draft_vocab_size": work.draft_vocab_size, "ttt_steps": work.ttt_steps}
     given |= {"batch_tokens": work.batch_tokens, "concurrency": work.streams}
     given |= {"tensor_parallel_size": plan.served.tensor_parallel_size if plan.served else 1}
-    given |= {"served": plan.target.name, "hardware": plan.machine.name}
+    given |= {"plan_for": plan.target.name, "plan_hardware": plan.machine.name}
+    given |= {"plan_conversations": work.conversations, "plan_tokens": work.length}
     return (*head, *(word for name, value in given.items() for word in ("-p", f"{name}={value}")))
 
 

@@ -144,6 +144,26 @@ def text(plan: Plan, rent_after_days: float) -> str:
     return "\n".join([*lines, f"{word}: {why}."])
 
 
+def as_json(plan: Plan, rent_after_days: float) -> dict[str, Any]:
+    """The plan as plain data."""
+    word, why = verdict(plan, rent_after_days)
+    frame = elsewhere(plan.target, plan.work, [plan.machine.name, *others(plan)])
+    return {
+        "target": plan.target.name,
+        "hardware": plan.machine.name,
+        "verdict": word,
+        "sentence": why,
+        "head": dict(head_rows(plan)),
+        "data": dict(data_rows(plan)),
+        "disk_gb": plan.disk_gb,
+        "hours": {step: list(value) for step, value in plan.hours.items()},
+        "total_hours": list(plan.total) if plan.total else None,
+        "obstacles": [{"what": o.what, "instead": list(o.instead)} for o in plan.obstacles],
+        "elsewhere": frame.astype(object).where(frame.notna(), None).to_dict("records"),
+        "commands": [{"what": c.what, "words": list(c.words)} for c in commands(plan)],
+    }
+
+
 def told_hours(plan: Plan) -> list[str]:
     """The hours of each step and of all, a line each."""
     lines = [f"{step:34}{told_range(value)}" for step, value in plan.hours.items()]
@@ -191,9 +211,9 @@ def hour_notes(plan: Plan) -> list[str]:
     """How to read the hours."""
     return [
         "Generation, extraction and training are the middle of their intervals; `hours` is their sum with its "
-        "interval, all figures at their worst or best together. Loading the target (twice; for a trillion weights 30 "
-        "to 90 minutes each) and everything that goes wrong come on top. Notebook 04 measures the three rates in "
-        "its first minutes and replaces these."
+        "interval, all figures at their worst or best together. Loading the target (twice, for a trillion weights "
+        "30 to 90 minutes each) and everything that goes wrong come on top. Notebook 04 measures the three rates "
+        "in its first minutes and replaces these."
     ]
 
 
@@ -205,10 +225,10 @@ def rent_text(plan: Plan, rent_after_days: float) -> str:
         return f"Here it takes {here}; none of the machines that were looked at can do it either."
     best = frame.loc[frame["hours"].idxmin()]
     return (
-        f"Threshold: more than {rent_after_days:g} days here (`rent_after_days`). Here it takes {here}; quickest is "
-        f"{best['what']}: {significant(best['hours'])} hours, {significant(best['gpu_hours'])} GPU-hours, to be "
-        f"multiplied by an offer's price. The most hours go into {longest(plan)}: rent for that, if not for all; the "
-        "training needs only the files of states, and copying those takes their size over the line's speed."
+        f"Threshold: more than {rent_after_days:g} days here (`rent_after_days`). Here it takes {here}; quickest "
+        f"is {best['what']}: {significant(best['hours'])} hours, {significant(best['gpu_hours'])} GPU-hours, to "
+        f"be multiplied by an offer's price. Most hours go into {longest(plan)}: rent for that, if not for all; "
+        "the training needs only the files of states, and copying those takes their size over the line's speed."
     )
 
 
@@ -234,15 +254,15 @@ def cautions(plan: Plan) -> list[str]:
     found = [
         "- Stop or swap the production server first: the weights fill the GPUs (`labkit swap` brings it back).",
         "- The answers have to be this target's own, reasoning kept, not cut off by `max_tokens`.",
-        "- The extraction server runs without prefix caching and without pipeline parallelism (vLLM refuses hidden "
-        "states of DeepSeek-V3's family over it): tensor parallelism only.",
+        "- The extraction server runs without prefix caching and without pipeline parallelism (vLLM refuses "
+        "hidden states of DeepSeek-V3's family over it): tensor parallelism only.",
         "- Look at the share of positions where the last state gives the real next token before training starts.",
         "- The head's `max_position_embeddings` and RoPE have to be the target's; `draft.preflight` looks.",
     ]
     if plan.served and plan.served.replicas == 1:
         found.append(
-            "- One server fills this machine: measure the plain one for notebook 05 before the head is served (rows "
-            "are kept by address), or let `labkit swap` change them over."
+            "- One server fills this machine: measure the plain one for notebook 05 before the head is served "
+            "(rows are kept by address), or let `labkit swap` change them over."
         )
     if "pcie" in plan.machine.name:
         found.append(
