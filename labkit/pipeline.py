@@ -128,6 +128,7 @@ def calibrate(
             lambda folder, limit: answers(settings, target, few, server, folder=folder, max_tokens=limit),
             server.get,
             partial(trial_training, settings, target),
+            scratch=settings.folder / "calibration",
             max_tokens=settings.max_tokens,
             prompts=len(few),
         ),

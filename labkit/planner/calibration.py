@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import tempfile
+import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -59,27 +60,27 @@ def measure(
     start: Callable[[], Any],
     train: Callable[[Path], pd.DataFrame],
     *,
+    scratch: Path,
     max_tokens: int,
     prompts: int,
 ) -> Calibration:
-    """Measure generation, prefill and training on a few conversations; in a folder that is removed afterwards.
+    """Measure generation, prefill and training on a few conversations; `scratch` is a folder that goes again.
 
     start() gives the running server (its start is timed); answer(folder, tokens) answers `prompts` prompts through
     it and gives conversations.collect's frame; train(folder) trains on states of random numbers in the folder and
     gives train's metrics (columns tokens, seconds). The training comes first, while no server takes its cores.
     """
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="labkit-calibration-") as scratch:
-        metrics = train(Path(scratch) / "training")
-        setup_s = time.monotonic() - began - float(metrics.seconds.max())
-        starting = time.monotonic()
+    limit = min(max_tokens, max(32, ANSWER_TOKENS // prompts))
+    with removed(scratch):
+        metrics = train(scratch / "training")
+        trained = time.monotonic()
         server = start()
-        start_s = time.monotonic() - starting
-        limit = min(max_tokens, max(32, ANSWER_TOKENS // prompts))
-        asked = time.monotonic()
-        dataset = answer(Path(scratch) / "answers", limit)
-        answered_s = time.monotonic() - asked
+        started = time.monotonic()
+        dataset = answer(scratch / "answers", limit)
+        answered = time.monotonic()
         prefill = prefill_rate(server, list(dataset.input_ids))
+    answered_s = answered - started
     decoding_s = max(answered_s - dataset.prompt_tokens.sum() / prefill, 0.2 * answered_s)
     rates = Rates(
         decode=scaled(AROUND, dataset.answer_tokens.sum() / decoding_s),
@@ -92,10 +93,21 @@ def measure(
         rates=rates,
         answer_tokens=answer_length(dataset, limit, max_tokens),
         prompt_tokens=float(dataset.prompt_tokens.mean()),
-        start_s=start_s,
-        setup_s=setup_s,
+        start_s=started - trained,
+        setup_s=max(0.0, trained - began - float(metrics.seconds.max())),
         seconds=time.monotonic() - began,
     )
+
+
+@contextlib.contextmanager
+def removed(folder: Path) -> Iterator[None]:
+    """An empty folder that is gone afterwards; what a killed run left there goes first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def prefill_rate(server: Any, rows: Sequence[Sequence[int]]) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import pandas as pd
@@ -152,13 +151,14 @@ def verdict(found: Plan, rent_after_days: float) -> tuple[str, str]:
         why = found.obstacles[0].what if found.obstacles else "nothing can serve the target here"
         return REFUSED, f"not as planned on {found.machine.what}: {why}"
     days = rates.scaled(found.total, 1 / 24)
-    told = f"{told_range(days)} days on {found.machine.what}, the threshold is {rent_after_days:g}"
+    told = f"{told_range(days)} days on {found.machine.what}"
+    limit = f"the threshold of {rent_after_days:g} days"
     if days.high <= rent_after_days:
-        return STAY, f"at most {told}"
+        return STAY, f"{told}, within {limit} even at worst"
     if days.low > rent_after_days:
-        return RENT, f"at least {told}"
+        return RENT, f"{told}, beyond {limit} even at best"
     lean = "rather rent" if days.mid > rent_after_days else "rather train here"
-    return UNCLEAR, f"{told}: {lean}, and let the calibration run of notebook 04 decide"
+    return UNCLEAR, f"{told}, on both sides of {limit}: {lean}, and let the calibration run of notebook 04 decide"
 
 
 def told_range(value: Range) -> str:
@@ -173,9 +173,3 @@ def significant(value: float) -> str:
         return "0"
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if abs(rounded) >= 10 else f"{rounded:.3g}"
-
-
-def with_work(found: Plan, **changes: object) -> Plan:
-    """The same plan with other amounts."""
-    work = dataclasses.replace(found.work, **changes)
-    return plan(found.target, found.machine, work, free_gb=found.free_gb)

@@ -265,7 +265,7 @@ def test_forecast_by_hand():
     assert cut.loc["states", "tokens"] == 12 * 30
 
 
-def test_measure_takes_prefill_off_generation(monkeypatch):
+def test_measure_takes_prefill_off_generation(monkeypatch, tmp_path):
     """4 prompts of 10 tokens and 4 answers of 8; prefill at 100 tokens a second, so 0.4 s of them."""
     clock = iter(range(0, 1000))
     monkeypatch.setattr(calibration.time, "monotonic", lambda: float(next(clock)))
@@ -284,13 +284,15 @@ def test_measure_takes_prefill_off_generation(monkeypatch):
         lambda folder, limit: asked.append(limit) or dataset,
         lambda: "server",
         lambda folder: metrics,
+        scratch=tmp_path / "scratch",
         max_tokens=100,
         prompts=4,
     )
     assert asked == [100]
     assert found.rates.decode.mid == pytest.approx(32 / (1.0 - 0.4)), "one tick of the clock for the answers"
     assert found.rates.training.mid == pytest.approx(200), "100 tokens each half second"
-    assert found.start_s == 1.0
+    assert (found.start_s, found.setup_s) == (1.0, 0.0)
+    assert not (tmp_path / "scratch").exists()
     assert found.answer_tokens == Range(8, 8, 8)
     again = calibration.Calibration.from_json(json.loads(json.dumps(found.as_json())))
     assert again == found
