@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from labkit import cli, engine, pipeline, planner, settings, targets
+from labkit import cli, pipeline, planner, settings, targets
 from labkit.costmodel import Range
 from labkit.engine import launch
 from labkit.planner import calibration, commands, here, story, writing
@@ -140,11 +141,10 @@ def real(chosen, variant):
         options = pipeline.extracting(chosen, target.geometry) if variant == "extract" else {}
         with pipeline.serve(chosen, target, variant, **options):
             pass
-    from labkit.bench import measure
+    from labkit.bench.measure import server_for
 
-    names = dry.LOOKUP if variant == "ngram" else ()
-    options = {name: getattr(chosen, name) for name in names}
-    with engine.serve(target, variant, **measure.served_as(chosen), **options):
+    options = {name: getattr(chosen, name) for name in (dry.LOOKUP if variant == "ngram" else ())}
+    with server_for(chosen, variant, "", None, options):
         pass
 
 
@@ -153,8 +153,6 @@ def pairs(words):
 
 
 def launch_line(words):
-    import shlex
-
     return " ".join(word if word.startswith("'<") else shlex.quote(word) for word in words)
 
 
@@ -367,7 +365,9 @@ def test_costs_stand_beside_the_forecast():
 
 def test_trial_training_is_the_real_training():
     """A few steps of train.run on random states: metrics of all, nothing left in the run's folder."""
-    chosen = Eagle3Pipeline.of(SMALL | {"max_tokens": 16, "batch_tokens": 64, "draft_vocab_size": 64})
+    chosen = Eagle3Pipeline.of(
+        SMALL | {"max_tokens": 16, "batch_tokens": 64, "draft_vocab_size": 64, "aux_layers": "1,3,4"}
+    )
     target = targets.resolve("mini-kimi")
     folder = Path(chosen.folder.parent / "scratch")
     metrics = pipeline.trial_training(chosen, target, folder)
