@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from labkit import files, settings
 from labkit.engine import variants
 from labkit.extract import default_layers
@@ -73,20 +75,28 @@ def planned(plan: Plan, free_gb: float, rent_after_days: float) -> tuple[str, ..
 
 
 def lab(plan: Plan, run_id: str) -> tuple[str, ...]:
-    """`labkit run 04`, from the parameter files of a known case, or with this plan's amounts."""
-    case = case_of(plan)
-    head = ("labkit", "run", "04", "--run-id", run_id)
+    """`labkit run 04` with this plan's amounts: a known case's parameter files, and what differs from them."""
+    case, given = case_of(plan), amounts(plan)
+    words = ["labkit", "run", "04", "--run-id", run_id]
     if case:
-        return (*head, "--params", f"data/params/{case}")
-    work = plan.work
+        folder = settings.root() / "data" / "params" / case
+        shipped = yaml.safe_load((folder / "04_eagle3_pipeline.yaml").read_text())
+        given = {name: value for name, value in given.items() if shipped.get(name) != value}
+        words += ["--params", f"data/params/{case}"]
+    return (*words, *(word for name, value in given.items() for word in ("-p", f"{name}={value}")))
+
+
+def amounts(plan: Plan) -> dict[str, Any]:
+    """Notebook 04's parameters that say what the plan says."""
+    work, served = plan.work, plan.served
     given: dict[str, Any] = {"target": model_of(plan), "scale": "full", "num_prompts": work.conversations}
     given |= {"max_tokens": work.answer_tokens, "max_model_len": context(work), "epochs": work.epochs}
     given |= {"draft_vocab_size": work.draft_vocab_size, "ttt_steps": work.ttt_steps}
-    given |= {"batch_tokens": work.batch_tokens, "concurrency": work.streams}
-    given |= {"tensor_parallel_size": plan.served.tensor_parallel_size if plan.served else 1}
+    given |= {"batch_tokens": work.batch_tokens, "concurrency": served.streams if served else work.streams}
+    given |= {"tensor_parallel_size": served.tensor_parallel_size if served else 1}
     given |= {"plan_for": plan.target.name, "plan_hardware": plan.machine.name}
     given |= {"plan_conversations": work.conversations, "plan_tokens": work.length}
-    return (*head, *(word for name, value in given.items() for word in ("-p", f"{name}={value}")))
+    return given | ({"plan_disk_gb": plan.free_gb} if plan.free_gb is not None else {})
 
 
 def case_of(plan: Plan) -> str:

@@ -8,7 +8,8 @@ from labkit.planner import writing
 from labkit.planner.plan import Plan, plan, verdict
 from labkit.planner.work import Work
 
-PROMPT_SHARE = 0.1  # of a conversation that is prompt, where only its length is given
+PROMPT_SHARE = 10  # a tenth of a conversation is prompt, where only its length is given, and at most
+LONGEST_PROMPT = Work().prompt_tokens
 
 
 def of_run(settings: Any) -> Plan:
@@ -17,7 +18,7 @@ def of_run(settings: Any) -> Plan:
     What the settings do not have takes the planner's own defaults.
     """
     length = getattr(settings, "plan_tokens", Work().length)
-    prompt = max(1, round(PROMPT_SHARE * length))
+    prompt = max(1, min(LONGEST_PROMPT, length // PROMPT_SHARE))
     work = Work(
         conversations=getattr(settings, "plan_conversations", Work().conversations),
         prompt_tokens=prompt,

@@ -59,6 +59,17 @@ def test_the_cases_plan_is_of_its_own_data():
     assert found.served.streams == values["concurrency"]
     assert not found.obstacles
     assert commands.case_of(found) == CASE.name
+    assert commands.lab(found, "r") == (
+        "labkit",
+        "run",
+        "04",
+        "--run-id",
+        "r",
+        "--params",
+        f"data/params/{CASE.name}",
+    )
+    other = planner.plan(found.target, found.machine, planner.Work(epochs=2), free_gb=found.free_gb)
+    assert commands.lab(other, "r")[-2:] == ("-p", "epochs=2"), "what differs from the files is said"
 
 
 def test_folder_for_all_prefixes_each_notebook_and_the_command_line_counts():
