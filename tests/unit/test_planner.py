@@ -383,6 +383,16 @@ def test_file_says_all_of_it(plan, tmp_path):
     assert [part for part in wanted if part not in told] == []
 
 
+def test_extraction_server_of_the_file_has_what_cost_others_days(plan):
+    """Traps 6 and 33: no prefix cache, and tensor parallelism alone."""
+    told = writing.markdown(plan, rent_after_days=2)
+    line = next(line for line in told.splitlines() if "extract_hidden_states" in line)
+    assert "--no-enable-prefix-caching" in line
+    assert "--tensor-parallel-size 8" in line
+    assert "--pipeline-parallel-size" not in line
+    assert "without pipeline parallelism" in told
+
+
 def test_json_and_exit_code_of_the_command(tmp_path):
     runner = CliRunner()
     words = ["plan", "--train", "--target", KIMI, "--hardware", BOX, "--json", "--tokens", "2048000"]
