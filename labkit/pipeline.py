@@ -47,8 +47,8 @@ def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     layers(settings, target)
     vocab.refuse_impossible(np.ones(target.geometry.vocab_size), settings.draft_vocab_size, [])
     work = work_of(settings)
-    free_disk = here.free_disk_gb(settings.folder)
-    here.refuse(here.obstacles_here(target.geometry, work, free_disk=free_disk, free_memory=here.free_memory_gb()))
+    memory = here.free_memory_gb()
+    here.refuse(here.obstacles_here(target.geometry, work, settings.folder, free_memory=memory))
     disk = extract.bytes_needed([work.tokens], 4, target.geometry.hidden_size)
     return Estimate(work.tokens, settings.num_prompts * work.length * settings.epochs, disk)
 

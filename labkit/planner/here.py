@@ -44,20 +44,23 @@ def free_memory_gb() -> float:
     return psutil.virtual_memory().available / 1e9
 
 
-def free_disk_gb(folder: Path) -> float:
-    """Disk that is free where the folder is or will be, what it already holds counted as free."""
+def free_disk_gb(folder: Path, wanted_gb: float = float("inf")) -> float:
+    """Disk that is free where the folder is or will be; what it already holds counts where that is not enough."""
     existing = next(p for p in [folder, *folder.parents] if p.exists())
-    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.exists() else 0
-    return (shutil.disk_usage(existing).free + held) / 1e9
+    free = shutil.disk_usage(existing).free
+    if free / 1e9 >= wanted_gb or not folder.exists():
+        return free / 1e9
+    return (free + sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())) / 1e9
 
 
 def obstacles_here(
-    geometry: Geometry, work: Work, *, free_disk: float, free_memory: float | None = None
+    geometry: Geometry, work: Work, folder: Path, *, free_memory: float | None = None
 ) -> list[Obstacle]:
-    """What does not fit here, each with what would do; memory is left out where nobody says how much is free."""
+    """What does not fit here, each with what would do; memory (GB) is left out where nobody says what is free."""
     head, found = head_of(geometry, work.draft_vocab_size), []
     machine = machine_here(free_memory or 0.0)
     needed = disk_needed_gb(geometry, head, work)
+    free_disk = free_disk_gb(folder, needed)
     if needed > free_disk:
         found.append(no_disk(geometry, machine, work, needed, free_disk))
     memory = sum(training_gb(geometry, head, work).values())

@@ -12,6 +12,7 @@ from labkit.extract import default_layers
 from labkit.planner import memory
 from labkit.planner.commands import commands
 from labkit.planner.head import inner_width, state_bytes
+from labkit.planner.machines import rentable
 from labkit.planner.obstacles import size
 from labkit.planner.plan import Plan, elsewhere, significant, told_range, verdict
 
@@ -124,8 +125,6 @@ def elsewhere_table(plan: Plan) -> pd.DataFrame:
 
 def others(plan: Plan) -> list[str]:
     """The machines that one rents, but for the plan's own."""
-    from labkit.planner.machines import rentable
-
     return [name for name in rentable() if name != plan.machine.name]
 
 

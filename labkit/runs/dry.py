@@ -184,7 +184,7 @@ def pipeline_stage(chosen: Any) -> tuple[list[str], list[LabError]]:
     from labkit import pipeline
     from labkit.planner import DoesNotFit, story, writing
     from labkit.planner.head import head_of
-    from labkit.planner.here import free_disk_gb, obstacles_here
+    from labkit.planner.here import obstacles_here
     from labkit.planner.obstacles import size
     from labkit.planner.plan import disk_needed_gb, told_range, verdict
 
@@ -199,7 +199,7 @@ def pipeline_stage(chosen: Any) -> tuple[list[str], list[LabError]]:
     lines.append(f"  this run: at most {work.tokens:,} tokens, {size(needed)} of disk")
     lines += [f"  stage {name}: {told}" for name, told in progress(chosen).items()]
     if here(chosen.target):
-        found += obstacles_here(shape, work, free_disk=free_disk_gb(chosen.folder))
+        found += obstacles_here(shape, work, chosen.folder)
     return lines, [DoesNotFit(o.what, "; or ".join(o.instead)) for o in found]
 
 

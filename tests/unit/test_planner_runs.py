@@ -223,7 +223,7 @@ def test_run_without_a_case_spells_its_parameters_out():
 def test_what_does_not_fit_here_is_refused_before_anything_starts(monkeypatch):
     chosen, target = Eagle3Pipeline.of(SMALL), targets.resolve("smollm2")
     assert pipeline.estimate(chosen, target).tokens == 12 * 145
-    monkeypatch.setattr(here, "free_disk_gb", lambda folder: 1e-3)
+    monkeypatch.setattr(here, "free_disk_gb", lambda folder, wanted: 1e-3)
     with pytest.raises(planner.DoesNotFit, match="of disk"):
         pipeline.estimate(chosen, target)
     monkeypatch.undo()
@@ -233,10 +233,13 @@ def test_what_does_not_fit_here_is_refused_before_anything_starts(monkeypatch):
     assert "larger GPU" in caught.value.remedy
 
 
-def test_what_the_folder_holds_counts_as_free(tmp_path):
+def test_what_the_folder_holds_counts_as_free(monkeypatch, tmp_path):
     (tmp_path / "hs_0.safetensors").write_bytes(b"0" * 2_000_000)
-    before = here.free_disk_gb(tmp_path.parent / "other")
-    assert here.free_disk_gb(tmp_path) == pytest.approx(before + 0.002, abs=0.05)
+    usage = SimpleNamespace(free=3_000_000)
+    monkeypatch.setattr(here.shutil, "disk_usage", lambda folder: usage)
+    assert here.free_disk_gb(tmp_path, 0.001) == pytest.approx(0.003), "enough without looking"
+    assert here.free_disk_gb(tmp_path, 1.0) == pytest.approx(0.005)
+    assert here.free_disk_gb(tmp_path / "not" / "yet", 1.0) == pytest.approx(0.003)
 
 
 # --- calibration and forecast
