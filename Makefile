@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+# Compiled when installed: where PYTHONDONTWRITEBYTECODE is set, each process of a server would compile vLLM anew.
 # PyTorch's own index is asked only where the machine's settings know no CPU build of torch.
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
@@ -20,7 +21,8 @@ $(BIN)/.ready: requirements/cpu.txt pyproject.toml
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) '$(TORCH)'; \
 	$(PIP) "$$(grep '^uv==' requirements/cpu.txt)"; \
 	grep -v '^torch==' requirements/cpu.txt > .venv/rest.txt; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r .venv/rest.txt || $(PIP) -r .venv/rest.txt; \
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps -r .venv/rest.txt \
+	  || $(PIP) -r .venv/rest.txt; \
 	$(PIP) --no-build-isolation --editable .; \
 	touch $@; echo ".venv is ready after $$((SECONDS - start)) s"
 
