@@ -172,7 +172,7 @@ def text(found: Outlook) -> str:
         shown = table.drop(columns=[c for c in ("source", "how") if c in table])
         lines += [title, printed(shown), ""]
         if title.startswith("By streams"):
-            lines += [f"  speculation stops paying from {ends(stops_paying(table))} streams on", ""]
+            lines += [f"  {stops_sentence(table)}", ""]
         if "speedup_published" in table:
             lines += [f"  {trust(table)}", ""]
     columns = ["rank", "option", "draft", "possible", "hours", "speedup_low", "speedup", "speedup_high", "verdict"]
@@ -194,12 +194,13 @@ def trust(table: pd.DataFrame) -> str:
     return f"the published speedup lies outside the predicted interval at {told} streams: do not rely on it there"
 
 
-def ends(found: dict[str, float]) -> str:
-    """`stops_paying` as text."""
-    told = {
-        name: "more than were tried" if value == float("inf") else f"{value:g}" for name, value in found.items()
-    }
-    return f"{told['mid']} [{told['low']}, {told['high']}]"
+def stops_sentence(table: pd.DataFrame) -> str:
+    """`stops_paying` as a sentence."""
+    found, most = stops_paying(table), f"{table['streams'].max():g}"
+    if found["low"] == float("inf"):
+        return f"speculation pays at every number of streams that was tried, up to {most}"
+    told = {name: f"{n:g}" if n < float("inf") else f"more than {most}" for name, n in found.items()}
+    return f"speculation stops paying from {told['mid']} [{told['low']}, {told['high']}] streams on"
 
 
 def printed(table: pd.DataFrame) -> str:
