@@ -143,6 +143,15 @@ def coerce(name: str, kind: Any, value: Any) -> Any:
     raise BadParameter(f"parameter {name}={value!r} is no {kind.__name__}", f"give {name} as {kind.__name__}")
 
 
+def refuse_one_server_for_both(server: str, variant_server: str) -> None:
+    """Raise BadParameter where baseline and variant would be one server: every speedup would be 1."""
+    if server and server.rstrip("/").removesuffix("/v1") == variant_server.rstrip("/").removesuffix("/v1"):
+        raise BadParameter(
+            f"server and variant_server are both {server}",
+            "give variant_server the address of the server that speculates",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profiling(Settings):
     """Notebook 01: where does decode time go?"""
@@ -214,6 +223,16 @@ class NgramBaseline(Settings):
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
     max_model_len: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse now what the variant's server would refuse after the baseline was measured."""
+        super().__post_init__()
+        refuse_one_server_for_both(self.server, self.variant_server)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise BadParameter(
+                f"prompt_lookup_min={self.prompt_lookup_min} is above prompt_lookup_max={self.prompt_lookup_max}",
+                "give a smaller prompt_lookup_min",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +325,11 @@ class Evaluation(Settings):
     concurrency: int = 1
     num_speculative_tokens: int = 3
     max_model_len: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared."""
+        super().__post_init__()
+        refuse_one_server_for_both(self.server, self.variant_server)
 
 
 NOTEBOOKS: dict[str, type[Settings]] = {

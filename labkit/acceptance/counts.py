@@ -22,6 +22,8 @@ class _Rates:
 
     values: tuple[float, ...]
 
+    __array_ufunc__ = None  # nor in numpy, which would take them for lists of numbers
+
     def __iter__(self) -> Iterator[float]:
         return iter(self.values)
 

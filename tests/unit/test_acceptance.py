@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 
+import numpy as np
 import pandas as pd
 import prometheus_client
 import pytest
@@ -72,6 +74,9 @@ def test_the_two_kinds_of_rate_do_not_mix() -> None:
     assert isinstance(a.per_position, acceptance.Unconditional)
     assert isinstance(a.conditional, acceptance.Conditional)
     assert a.per_position != acceptance.Conditional(a.per_position.values)
+    for add in (operator.add, np.add, np.multiply):
+        with pytest.raises(TypeError):
+            add(a.per_position, a.conditional)
     for mixing in (lambda: a.per_position + a.conditional, lambda: a.per_position < a.conditional):
         with pytest.raises(TypeError):
             mixing()
