@@ -93,7 +93,7 @@ def load(head_dir: Path, target: Target) -> Eagle3DraftModel:
     theirs = (target.geometry.vocab_size, target.geometry.hidden_size)
     if sizes != theirs:
         raise BadHead(
-            f"{head_dir} is over {sizes[0]} tokens of width {sizes[1]}, {target.name} has {theirs[0]} of {theirs[1]}",
+            f"{head_dir} is over {sizes[0]} tokens of width {sizes[1]}, the target has {theirs[0]} of {theirs[1]}",
             "give the target that the head was made for",
         )
     take_from(target, model, lm_head=False)
