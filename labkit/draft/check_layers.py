@@ -39,16 +39,14 @@ def layer_problems(head: Head, target: Target, engine: str) -> Iterator[Problem]
             f"layer ids are {ids}, but the head was trained on {list(trained)}: acceptance would collapse",
             f"write {list(trained)}",
         )
-    elif trained is None:
-        yield from counting_problems(head, ids, count, engine, where)
-    if engine == "sglang" or head.sglang_ids:
+    elif engine == "sglang":
         yield from sglang_problems(head, ids)
+    elif trained is None:
+        yield from counting_problems(head, ids, count, where)
 
 
-def counting_problems(head: Head, ids: list[int], count: int, engine: str, where: str) -> Iterator[Problem]:
+def counting_problems(head: Head, ids: list[int], count: int, where: str) -> Iterator[Problem]:
     """Ids that look like layers left rather than entered: the same state has a number one less there."""
-    if engine != "vllm":
-        return
     after = [1, count // 2 - 1, count - 4]
     right = [number + 1 for number in ids]
     if ids == after:

@@ -30,7 +30,8 @@ def rope_problems(head: Head, target: Target) -> Iterator[Problem]:
     """RoPE other than the target's, said in one schema only, or in two that differ (SpecForge#265, #742)."""
     layer = head.layer if head.form == "speculators" else head.written
     mine, its = rope_of(layer), rope_of(unwrap(raw_config(target))[0])
-    if plain(mine) != plain(its):
+    trained = (head.record.get("trained_with") or {}).get("rope_parameters")
+    if plain(mine) != plain(its) and trained in (None, mine):  # else trained_problems says it
         ours = bool(head.record)
         yield Problem(
             "rope",

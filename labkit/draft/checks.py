@@ -37,7 +37,7 @@ def preflight(
     except BadHead as error:
         return [Problem("files", str(head_dir), error.what, error.remedy)]
     found = list(config_problems(head, target, engine, max_model_len or target.geometry.max_position_embeddings))
-    if any(problem.check == "geometry" for problem in found):
+    if {problem.check for problem in found} & {"geometry", "vocabulary size", "draft vocabulary"}:
         return found  # tensors of other sizes than the target's say nothing more
     return [*found, *tensor_problems(head, target), *map_problems(head, vocab)]
 

@@ -42,7 +42,13 @@ def places(folder: Path) -> dict[str, Path]:
     """Tensor name: file, for a folder of one or several safetensors files; raises BrokenFile."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return {name: folder / file for name, file in files.read_json(index).get("weight_map", {}).items()}
+        found = {name: folder / file for name, file in files.read_json(index).get("weight_map", {}).items()}
+        gone = sorted({path.name for path in found.values() if not path.is_file()})
+        if gone:
+            raise files.BrokenFile(
+                f"{folder} lacks {', '.join(gone)}, which its index names", "fetch it completely"
+            )
+        return found
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:

@@ -45,8 +45,8 @@ def build(
     """The `required_ids` and the most frequent other tokens, `draft_vocab_size` in all.
 
     `token_counts` [target vocabulary]; `tokens`: how many of those the tokenizer has, where the embedding is
-    padded beyond it (0: all). Ties go to the lower id; where fewer distinct tokens were seen than wanted, unseen ones
-    fill up, lowest id first (padding last), and the map's `filled` says how many.
+    padded beyond it (0: all). Ties go to the lower id; where fewer distinct tokens were seen than wanted, unseen
+    ones fill up, lowest id first (padding last), and the map's `filled` says how many.
     Raises BadVocabulary with the value seen.
     """
     counts = np.asarray(token_counts)
