@@ -160,7 +160,8 @@ BREAKS = [
     (("foreign",), "map", "not one whole number", with_d2t(lambda t: t["d2t"].float())),
     (ALL, "map", "d2t and t2d name different tokens", with_tensor("t2d", lambda t: t["t2d"].roll(1))),
     (OURS, "stale map", "training.json says", lambda h: record(h, vocabulary="0" * 16)),
-    (("foreign",), "embedding", "its rows are not the target's", with_tensor("embed_tokens.weight", lambda t: RANDOM)),
+    (("foreign",), "embedding", "its rows are not the target's",
+     with_tensor("embed_tokens.weight", lambda t: RANDOM)),
     (("foreign",), "embedding", "it has shape [32, 32]",
      with_tensor("embed_tokens.weight", lambda t: RANDOM[:32])),
     (ALL, "window", "no sliding_window says",
@@ -207,7 +208,7 @@ def test_the_map_of_another_training_is_named(good, target, tmp_path):
 
 
 def test_a_trained_lm_head_is_no_false_alarm(good, target, tmp_path):
-    """Heads that train lm_head drift from the target's rows, or start from noise: both are their makers' business."""
+    """Heads that train lm_head drift from the target's rows, or start from noise: their makers' business."""
     head = shutil.copytree(good["foreign"], tmp_path / "head")
     generator = torch.Generator().manual_seed(4)
     change_tensors(
