@@ -1,7 +1,7 @@
 """labkit.vocab beside speculators' own functions: python -m benchmarks.vocab_vs_speculators
 
 The same rows are counted, and the same counts built into maps, by both; where the rules agree (no required tokens)
-the results have to be equal. Counting: rows of token ids with loss masks, as a data set gives them. Building: counts
+the results have to be equal. Counting: rows of ids with loss masks, as a data set gives them. Building: counts
 over Kimi's vocabulary to 32,000 draft tokens.
 """
 
@@ -78,9 +78,7 @@ def main() -> None:
         same(built.t2d, t2d, "t2d")
         building.append((ours, other))
     tokens = sum(map(len, ids))
-    print(
-        f"\nDraft vocabulary of {SIZE:,} from {ROWS:,} rows, {tokens:,} tokens, {TARGETS:,} ids; results are equal"
-    )
+    print(f"\n{SIZE:,} of {TARGETS:,} tokens from {ROWS:,} rows of {tokens:,} tokens; results are equal")
     print("\n| ms | labkit | speculators | speculators / labkit |\n|---|---|---|---|")
     for name, pairs in (("count", counting), ("build", building)):
         ours, other = zip(*pairs, strict=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.draft.checks import preflight
-from labkit.draft.config import FLAGS, UnknownArchitecture, configure, shapes
+from labkit.draft.config import FLAGS, UnknownArchitecture, configure, layer_config, shapes
 from labkit.draft.export import UnknownForm, convert, export
 from labkit.draft.forms import BadHead, read
 from labkit.draft.head import build, load
@@ -24,6 +24,7 @@ __all__ = [
     "configure",
     "convert",
     "export",
+    "layer_config",
     "load",
     "locate",
     "preflight",

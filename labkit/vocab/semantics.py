@@ -55,7 +55,7 @@ def meaning(d2t: torch.Tensor, target_vocab_size: int, t2d: torch.Tensor | None)
     marked = None if t2d is None or t2d.dtype != torch.bool else t2d.nonzero().flatten()
     if marked is not None and torch.equal(marked, targets_of(d2t).sort().values):
         return ""  # read as offsets it names the tokens that t2d names
-    if torch.equal(wide, torch.arange(size)):
+    if torch.equal(wide, torch.arange(size)) and (marked is not None or size >= LONG):
         return "d2t is 0, 1, 2, ...: a default that nobody replaced; draft token i would become target token 2i"
     if not wide.any() and marked is not None:
         return "d2t is all zeros though t2d names other tokens: the map was never filled in"

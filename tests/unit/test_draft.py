@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from draft_heads import DRAFT, VOCAB, change_tensors, tiny_target
+from draft_heads import CONFIG, DRAFT, VOCAB, H, change_tensors, tiny_target  # noqa: F401 - for others, too
 from safetensors.torch import load_file
 
 from labkit import draft, vocab
