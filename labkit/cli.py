@@ -154,6 +154,18 @@ def swap(
 
 
 @app.command()
+def convert_head(
+    head: Annotated[str, typer.Argument(help="a head directory, in speculators' or the llama form")],
+    out: Annotated[str, typer.Argument(help="the directory to write")],
+    form: Annotated[str, typer.Option(help="speculators (vLLM) or llama (vLLM and SGLang)")] = "llama",
+) -> None:
+    """Write an EAGLE-3 head in its other form; the tensors stay bit for bit the same."""
+    from labkit import draft
+
+    typer.echo(f"{draft.convert(Path(head), Path(out), form)} is a head in {form} form")
+
+
+@app.command()
 def plan(
     target: Annotated[
         str, typer.Option(help="a geometry of data/models, a config.json or its folder")

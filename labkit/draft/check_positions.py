@@ -63,6 +63,7 @@ def rope_problems(head: Head, target: Target) -> Iterator[Problem]:
             f"{CONFIG}: rope_theta",
             "only rope_parameters says the RoPE: what is older than Transformers 5 takes base 10000, unscaled",
             "write rope_theta and rope_scaling, too",
+            fatal=False,
         )
 
 
@@ -76,6 +77,7 @@ def position_problems(head: Head, target: Target, max_model_len: int) -> Iterato
             f"{CONFIG}: max_position_embeddings",
             "max_position_embeddings is not said: engines take 2048",
             f"write {its}",
+            fatal=head.form != "other",
         )
     elif said < min(its, max_model_len):
         yield Problem(

@@ -213,3 +213,12 @@ def test_a_head_over_another_target_is_refused(target, chosen, tmp_path):
     wider = tiny_target(tmp_path / "wider", vocab_size=VOCAB * 2)
     with pytest.raises(draft.BadHead, match="64 tokens of width 32, the target has 128"):
         draft.load(head, wider)
+
+
+def test_the_command_converts(target, chosen, tmp_path, capsys):
+    from labkit import cli
+
+    head = draft.export(draft.build(target, chosen, (2, 4, 7)), tmp_path / "head", verifier_name="tiny")
+    cli.app(["convert-head", str(head), str(tmp_path / "flat")], standalone_mode=False)
+    assert "llama form" in capsys.readouterr().out
+    assert draft.read(tmp_path / "flat").form == "llama"
