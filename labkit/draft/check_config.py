@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from labkit.draft import weights
@@ -19,6 +21,8 @@ def config_problems(head: Head, target: Target, engine: str, max_model_len: int)
     yield from form_problems(head, engine)
     yield from trained_problems(head)
     yield from flag_problems(head, engine)
+    if engine == "vllm" and head.form != "other":
+        yield from unread_flags(head)
     yield from size_problems(head, target)
     yield from rope_problems(head, target)
     yield from position_problems(head, target, max_model_len)
@@ -87,6 +91,31 @@ def flag_problems(head: Head, engine: str) -> Iterator[Problem]:
             yield Problem(
                 "norm flags", f"{CONFIG}: {flag}", f"SGLang's draft model has no {flag}", "serve it with vLLM"
             )
+
+
+# Where vLLM takes a head's flags from, by the form of the head; the draft model itself reads them all.
+READERS = {"speculators": "transformers_utils/configs/speculators/algos.py"}
+
+
+def unread_flags(head: Head) -> Iterator[Problem]:
+    """Flags that the installed vLLM never looks at (vllm#38111, speculators#610), from its source: no import."""
+    place = installed_vllm()
+    for file in {READERS.get(head.form, ""), "model_executor/models/llama_eagle3.py"} - {""}:
+        source = (place / file).read_text() if place and (place / file).is_file() else None
+        for flag in FLAGS:
+            if source is not None and head.config.get(flag) and flag not in source:
+                yield Problem(
+                    "norm flags",
+                    f"{CONFIG}: {flag}",
+                    f"the installed vLLM does not read {flag} ({Path(file).name}) and serves the head without it",
+                    "serve with a newer vLLM, or train with that flag off",
+                )
+
+
+def installed_vllm() -> Path | None:
+    """The folder of this environment's vLLM, which is not imported for it."""
+    spec = importlib.util.find_spec("vllm")
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def size_problems(head: Head, target: Target) -> Iterator[Problem]:

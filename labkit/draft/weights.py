@@ -87,6 +87,8 @@ def rows(folder: Path, candidates: Sequence[str], ids: Sequence[int]) -> torch.T
         part = file.get_slice(name)
         if part.get_dtype() not in ("F64", "F32", "F16", "BF16") or max(ids) >= part.get_shape()[0]:
             return None
+        if isinstance(ids, range):
+            return part[ids.start : ids.stop].float()
         return torch.cat([part[i : i + 1] for i in ids]).float()
 
 

@@ -110,3 +110,6 @@ def test_a_full_vocabulary_needs_no_map(target, tmp_path):
     head = draft.export(model, tmp_path / "head", verifier_name="tiny")
     assert "d2t" not in load_file(head / "model.safetensors")
     assert draft.preflight(head, target) == []
+    flat = draft.convert(head, tmp_path / "flat", "llama")
+    assert draft.preflight(flat, target) == []
+    assert draft.load(flat, target).d2t is None

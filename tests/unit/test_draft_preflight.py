@@ -21,6 +21,7 @@ from draft_heads import (
 from safetensors.torch import load_file, save_file
 
 from labkit import draft, files, vocab
+from labkit.draft import check_config
 from labkit.draft.checks import UnknownEngine
 
 LAYERS = [1, 3, 4]
@@ -325,3 +326,25 @@ def test_shards_are_read_through_their_index(good, target, tmp_path):
 def test_an_unknown_engine_is_an_error(good, target):
     with pytest.raises(UnknownEngine, match="trtllm"):
         draft.preflight(good["llama"], target, engine="trtllm")
+
+
+@pytest.mark.parametrize(
+    ("form", "file"),
+    [
+        ("speculators", "transformers_utils/configs/speculators/algos.py"),
+        ("speculators", "model_executor/models/llama_eagle3.py"),
+        ("llama", "model_executor/models/llama_eagle3.py"),
+    ],
+)
+def test_a_flag_that_the_installed_vllm_does_not_read_is_named(good, target, tmp_path, monkeypatch, form, file):
+    """vLLM before #46488 dropped norm_output of speculators' form without a word."""
+    known = [flag for flag in draft.FLAGS if flag != "norm_output"]
+    for name in ("transformers_utils/configs/speculators/algos.py", "model_executor/models/llama_eagle3.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(" ".join(known if name == file else draft.FLAGS))
+    monkeypatch.setattr(check_config, "installed_vllm", lambda: tmp_path)
+    found = draft.preflight(good[form], target)
+    assert [problem.check for problem in found] == ["norm flags"]
+    assert f"does not read norm_output ({file.split('/')[-1]})" in found[0]
+    monkeypatch.setattr(check_config, "installed_vllm", lambda: None)
+    assert draft.preflight(good[form], target) == []

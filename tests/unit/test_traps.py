@@ -122,6 +122,7 @@ TRAPS = (
         (
             f"{DAMAGE}[norm flags]",
             "unit/test_draft_preflight.py::test_what_sglang_does_not_do_is_named",
+            "unit/test_draft_preflight.py::test_a_flag_that_the_installed_vllm_does_not_read_is_named",
             "unit/test_draft_forms.py::test_vllm_reads_the_flat_form_as_the_other",
             "unit/test_draft_forms.py::test_both_forms_compute_what_the_convention_says",
         ),
