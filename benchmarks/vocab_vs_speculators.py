@@ -7,6 +7,8 @@ over Kimi's vocabulary to 32,000 draft tokens.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import statistics
 import tempfile
 import time
@@ -47,7 +49,8 @@ def counted_by_speculators(data: Any) -> Path:
     from speculators.train.vocab_mapping import save_token_frequency_distribution
 
     path = Path(tempfile.mkdtemp()) / "token_freq.pt"
-    save_token_frequency_distribution(data, path)
+    with contextlib.redirect_stderr(io.StringIO()):  # its progress bar
+        save_token_frequency_distribution(data, path)
     return path
 
 
