@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from labkit import acceptance, bench, draft, engine, vocab
+from labkit import acceptance, bench, draft, engine, settings, vocab
 
 SOAK = os.environ.get("LABKIT_SOAK") == "1"
 LAYERS = (3, 14, 28)  # not vLLM's default, so that ids which an engine does not read would show
@@ -23,14 +23,20 @@ def served(target, head, log_dir):
     return [list(map(int, ids)) for ids in rows["output_token_ids"]], counted
 
 
+def some_head(target, folder):
+    """The demo's trained head where there is one, else one begun from the target's last layer: hardly ever right."""
+    trained = settings.outputs() / "demo" / "04_eagle3_pipeline" / "head"
+    if (trained / "config.json").exists():
+        return draft.convert(trained, folder, "speculators")
+    counts = np.arange(target.geometry.vocab_size)[::-1]  # a BPE numbers frequent tokens first
+    model = draft.build(target, vocab.build(counts, 8192, vocab.required_ids(target.tokenizer())), LAYERS)
+    draft.warm_start(model, target)
+    return draft.export(model, folder, verifier_name=target.name)
+
+
 @pytest.mark.skipif(not SOAK, reason="two servers, three minutes: make soak")
 def test_both_forms_draft_alike(target, log_dir, tmp_path):
-    """Not trained, only begun from the target's last layer: bad, but good enough for some drafts to be right."""
-    counts = np.arange(target.geometry.vocab_size)[::-1]  # a BPE numbers frequent tokens first
-    mapping = vocab.build(counts, 8192, vocab.required_ids(target.tokenizer()))
-    model = draft.build(target, mapping, LAYERS)
-    draft.warm_start(model, target)
-    first = draft.export(model, tmp_path / "speculators", verifier_name=target.name)
+    first = some_head(target, tmp_path / "speculators")
     second = draft.convert(first, tmp_path / "llama", "llama")
     assert draft.preflight(first, target) == draft.preflight(second, target) == []
     texts, counted = served(target, first, log_dir)
