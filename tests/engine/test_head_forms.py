@@ -24,7 +24,7 @@ def served(target, head, log_dir):
 
 
 def some_head(target, folder):
-    """The demo's trained head where there is one, else one begun from the target's last layer: hardly ever right."""
+    """The demo's trained head where there is one, else one begun from the target's last layer: rarely right."""
     trained = settings.outputs() / "demo" / "04_eagle3_pipeline" / "head"
     if (trained / "config.json").exists():
         return draft.convert(trained, folder, "speculators")
