@@ -26,6 +26,16 @@ def shared(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
+def covered(token: Span, spans: Sequence[Span]) -> bool:
+    """Whether all of a token's characters lie in one of the spans."""
+    return any(start <= token[0] < token[1] <= end for start, end in spans)
+
+
+def touched(token: Span, spans: Sequence[Span]) -> bool:
+    """Whether any of a token's characters lies in one of the spans."""
+    return any(token[0] < end and token[1] > start for start, end in spans)
+
+
 @dataclass
 class Tokens:
     """One training row: ids, mask of trained tokens (both [T]), the answer it begins with, and remarks."""
@@ -155,23 +165,20 @@ class Template:
         ids, offsets = self.encode(piece.text)
         spans = [self.trained(piece.text, *span) for span in piece.spans]
         notes = list(piece.notes)
-        if self.marked:
-            mask = self.marks(piece, ids, tools)
-            mask = [
-                m and any(a >= start for start, _ in piece.spans) for m, (a, _) in zip(mask, offsets, strict=True)
-            ]
-        else:
-            if not all(piece.text[:end].endswith(tuple(self.specials)) for _, end in spans):
-                notes.append("the template ends answers without a token")
-            mask = [any(start <= a < b <= end for start, end in spans) for a, b in offsets]
-        if any(a < start < b for start, _ in spans for a, b in offsets):
+        mask = (
+            self.marks(piece, ids, offsets, tools) if self.marked else [covered(token, spans) for token in offsets]
+        )
+        if not self.marked and not all(piece.text[:end].endswith(tuple(self.specials)) for _, end in spans):
+            notes.append("the template ends answers without a token")
+        across = [any(a < start < b for start, _ in spans) for a, b in offsets]
+        if any(across):
             notes.append("a token spans the beginning of an answer")
-        if not self.train_reasoning:
-            hidden = self.thoughts(piece)
-            mask = [
-                m and not any(a < end and b > start for start, end in hidden)
-                for m, (a, b) in zip(mask, offsets, strict=True)
-            ]
+        hidden = [] if self.train_reasoning else self.thoughts(piece)
+        early = spans[0][0]  # a row for one answer shows earlier ones too, which markers mark
+        mask = [
+            marked and not crossing and token[0] >= early and not touched(token, hidden)
+            for marked, crossing, token in zip(mask, across, offsets, strict=True)
+        ]
         return self.checked(Tokens(ids, mask, piece.turn, notes))
 
     def checked(self, row: Tokens) -> Tokens:
@@ -236,7 +243,7 @@ class Template:
             raise BadRow("tokens do not spell the text", repr(text[at : at + 30]))
         return found
 
-    def marks(self, piece: Piece, ids: list[int], tools: Any) -> list[bool]:
+    def marks(self, piece: Piece, ids: list[int], offsets: Sequence[Span], tools: Any) -> list[bool]:
         """The mask by the template's generation markers, the token that ends a turn included."""
         found = self.tokenizer.apply_chat_template(
             piece.messages,
@@ -250,8 +257,9 @@ class Template:
         mask = [bool(value) for value in found["assistant_masks"]]
         ends = {self.tokenizer.convert_tokens_to_ids(token) for token in self.ends()}
         for i in range(1, len(mask)):
-            if ids[i] in ends and mask[i - 1] and ids[i - 1] not in ends:
-                mask[i] = True
+            end = ids[i] in ends and ids[i - 1] not in ends
+            # Transformers stops at the first token of the last character, which may have several
+            mask[i] = mask[i] or (mask[i - 1] and (end or offsets[i] == offsets[i - 1]))
         return mask
 
     def ends(self) -> set[str]:
