@@ -47,7 +47,8 @@ MARKED = (
 )
 STRIPPING = (  # only what follows the last question keeps its reasoning
     "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m['role'] == 'user' %}"
-    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' }}"
     "{% if m['role'] == 'assistant' and loop.index0 > ns.last and m.reasoning_content %}"
     "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
