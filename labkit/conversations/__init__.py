@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.conversations.answers import TooFewAnswers
 from labkit.conversations.asking import ServerLost, lost, opened
 from labkit.conversations.copies import near_copies, without_copies
-from labkit.conversations.dataset import collect, load, render, token_counts
+from labkit.conversations.dataset import NoEndOfThought, collect, load, render, token_counts
 from labkit.conversations.forms import BadRow
 from labkit.conversations.raw import BadPromptFile, DatasetUnreachable, presets
 from labkit.conversations.sources import TooFewPrompts, prompts, read, report, split, templated
@@ -16,6 +16,7 @@ __all__ = [
     "BadPromptFile",
     "BadRow",
     "DatasetUnreachable",
+    "NoEndOfThought",
     "NoSynthesis",
     "ServerLost",
     "Template",

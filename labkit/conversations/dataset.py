@@ -51,6 +51,7 @@ def collect(
     begins anew (its `prompt_id` ends with -turn). `tokenizer` is needed where reasoning is not to be trained.
     What was left out: `report` of the frame. Errors: those of `answers.generate`.
     """
+    end = None if train_reasoning else end_of_thought(tokenizer)
     sampling = Sampling(max_tokens, temperature, top_p, seed)
     said = generate(
         prompts,
@@ -61,7 +62,6 @@ def collect(
         concurrency=concurrency,
     )
     report, rows = Report(), []
-    end = None if train_reasoning else end_of_thought(tokenizer)
     for prompt, answers in zip(prompts.to_dict("records"), said, strict=True):
         if not answers:
             report.add("refused by the server", prompt["prompt_id"])
@@ -95,8 +95,9 @@ def end_of_thought(tokenizer: PreTrainedTokenizerBase | None) -> int:
     """The token that ends reasoning; raises NoEndOfThought for a target that has none."""
     token = tokenizer.get_vocab().get(UNTHINK) if tokenizer is not None else None
     if token is None:
-        raise BadRow(
-            "reasoning cannot be told apart", f"the tokenizer has no token {UNTHINK}: train_reasoning=True"
+        raise NoEndOfThought(
+            f"the target's tokenizer has no token {UNTHINK}, so its reasoning cannot be told apart",
+            "leave train_reasoning at True",
         )
     return int(token)
 
