@@ -18,6 +18,7 @@ from labkit.targets import Target
 from labkit.vocab import VocabMap
 
 PROMPT_TOKENS = 45  # of a templated prompt with its chat template, about
+PLENTY = 200_000  # rows of a data set are enough to choose from, unless more than half as many are wanted
 SPARE_PROMPTS = 8  # of those that the target writes, for what turns out to repeat the benchmark's
 
 
@@ -74,19 +75,34 @@ def prompts(settings: Eagle3Pipeline, target: Target) -> pd.DataFrame:
 
     With prompts="self" the target writes them (conversations.synthesise); a server starts if any is missing.
     """
+    wanted = settings.num_prompts + settings.held_out
     if settings.prompts != "self":
-        known = conversations.prompts(settings.prompts, seed=settings.seed)
+        most = PLENTY if 2 * wanted <= PLENTY else 0
+        known = conversations.prompts(settings.prompts, most, settings.seed)
     else:
         known = conversations.synthesise(
             partial(serve, settings, target, "baseline"),
             target.tokenizer(),
             settings.folder / "data" / "prompts.jsonl",
-            count=settings.num_prompts + settings.held_out + SPARE_PROMPTS,
+            count=wanted + SPARE_PROMPTS,
             model_key=target.revision,
             seed=settings.seed,
             concurrency=settings.concurrency,
         )
     return conversations.without_copies(known, bench.prompts("benchmark"))
+
+
+def copies(chosen: pd.DataFrame) -> str:
+    """In words, how many held-out prompts a training prompt nearly repeats: these are easier than new ones."""
+    parts = {name: chosen[chosen.split == name] for name in ("train", "held_out")}
+    found = conversations.near_copies(parts["train"], parts["held_out"], share=0.8)
+    if found.empty:
+        return "No training prompt nearly repeats a held-out one."
+    return (
+        f"{found.prompt_id.nunique()} of {len(parts['held_out'])} held-out prompts share at least 80% of their "
+        f"five-word runs with a training prompt (the nearest: {found.text[0][:80]!r} and "
+        f"{found.train_text[0][:80]!r}): what is measured on them flatters the head."
+    )
 
 
 def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from labkit.conversations.raw import BadPromptFile, DatasetUnreachable, presets
 from labkit.conversations.sources import TooFewPrompts, prompts, read, report, split, templated
 from labkit.conversations.synthesis import NoSynthesis, synthesise
 from labkit.conversations.template import Template
+from labkit.conversations.tokens import tokenise
 
 __all__ = [
     "BadPromptFile",
@@ -36,5 +37,6 @@ __all__ = [
     "synthesise",
     "templated",
     "token_counts",
+    "tokenise",
     "without_copies",
 ]

@@ -13,7 +13,8 @@ import pandas as pd
 from labkit import files, runs
 from labkit.conversations.answers import Sampling, TooFewAnswers, generate
 from labkit.conversations.forms import BadRow, Report, without_none
-from labkit.conversations.template import UNTHINK, Template, Tokens
+from labkit.conversations.template import UNTHINK, Template
+from labkit.conversations.tokens import Tokens, tokenise
 from labkit.errors import LabError
 
 if TYPE_CHECKING:
@@ -65,13 +66,15 @@ def collect(
     for prompt, answers in zip(prompts.to_dict("records"), said, strict=True):
         if not answers:
             report.add("refused by the server", prompt["prompt_id"])
-        for tokens, answer in of_answers(answers, end):
+        if any(len(set(answer["prompt_token_ids"][:2])) == 1 for answer in answers):
+            report.add("the first token stands twice (a doubled BOS?)", prompt["prompt_id"], kept=True)
+        for row, answer in of_answers(answers, end):
             last = {
                 "text": answer["text"],
                 "finish_reason": answer["finish_reason"],
                 "model": answer.get("model", ""),
             }
-            rows += kept({**prompt, **last, **sampling.options, "origin": "target"}, tokens, max_length, report)
+            rows += kept({**prompt, **last, **sampling.options, "origin": "target"}, row, max_length, report)
     return written(rows, report, out_dir)
 
 
@@ -139,39 +142,40 @@ def render(
     )
     if (out_dir / FILE).exists() and (earlier := load(out_dir)).attrs.get("made_of") == made_of:
         return earlier
-    known, report, rows = Template(tokenizer, train_reasoning, template), Report(), []
+    known, report, rows = Template(tokenizer, template), Report(), []
     sampling = {"max_tokens": 0, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     for prompt in runs.progress(prompts.to_dict("records"), "tokens", total=len(prompts)):
         try:
-            found = known.rows(list(prompt["messages"]), json.loads(prompt.get("tools") or "[]"))
+            tools = json.loads(prompt.get("tools") or "[]")
+            found = tokenise(known, list(prompt["messages"]), tools, train_reasoning)
         except BadRow as error:
             report.add(error.kind, f"{prompt['prompt_id']}: {error.what}")
             continue
         answers = [turn["content"] for turn in prompt["messages"] if turn["role"] == "assistant"]
-        for number, tokens in enumerate(found):
-            last = {"text": answers[tokens.turn if len(found) > 1 else -1], "finish_reason": "stop", "model": ""}
-            rows += kept({**prompt, **last, **sampling, "origin": "dataset"}, tokens, max_length, report)
-            for note in tokens.notes:
+        for number, row in enumerate(found):
+            last = {"text": answers[row.turn if len(found) > 1 else -1], "finish_reason": "stop", "model": ""}
+            rows += kept({**prompt, **last, **sampling, "origin": "dataset"}, row, max_length, report)
+            for note in row.notes:
                 report.add(note, f"{prompt['prompt_id']}, row {number}", kept=True)
     return written(rows, report, out_dir, made_of)
 
 
-def kept(prompt: dict[str, Any], tokens: Tokens, max_length: int, report: Report) -> list[dict[str, Any]]:
+def kept(prompt: dict[str, Any], row: Tokens, max_length: int, report: Report) -> list[dict[str, Any]]:
     """The row cut to `max_length`, or none (counted) when too few trained tokens are left of it."""
-    ids, mask = tokens.input_ids[:max_length], tokens.loss_mask[:max_length]
+    ids, mask = row.input_ids[:max_length], row.loss_mask[:max_length]
     if sum(mask) < FEWEST:
-        long = len(tokens.input_ids) > max_length and sum(tokens.loss_mask) >= FEWEST
-        where = f"{prompt['prompt_id']}: {len(tokens.input_ids)} tokens"
+        long = len(row.input_ids) > max_length and sum(row.loss_mask) >= FEWEST
+        where = f"{prompt['prompt_id']}: {len(row.input_ids)} tokens"
         report.add("nothing trained within max_length" if long else "answer of less than two tokens", where)
         return []
-    truncated = len(tokens.input_ids) > max_length
+    truncated = len(row.input_ids) > max_length
     if truncated:
-        report.add("cut at max_length", f"{prompt['prompt_id']}: {len(tokens.input_ids)} tokens", kept=True)
+        report.add("cut at max_length", f"{prompt['prompt_id']}: {len(row.input_ids)} tokens", kept=True)
     elif prompt["finish_reason"] == "length":
         report.add("answer cut at max_tokens", prompt["prompt_id"], kept=True)
-    name = f"{prompt['prompt_id']}-{tokens.turn}" if tokens.turn else prompt["prompt_id"]
-    opening = before_answer(prompt["messages"], tokens.turn)
-    row = {
+    name = f"{prompt['prompt_id']}-{row.turn}" if row.turn else prompt["prompt_id"]
+    opening = before_answer(prompt["messages"], row.turn)
+    columns = {
         "prompt_id": name,
         "messages": opening,
         "prompt": opening[-1]["content"],
@@ -182,9 +186,9 @@ def kept(prompt: dict[str, Any], tokens: Tokens, max_length: int, report: Report
         "answer_tokens": sum(mask),
         "finish_reason": "length" if truncated else prompt["finish_reason"],
         "truncated": truncated,
-        "turn": tokens.turn,
+        "turn": row.turn,
     }
-    return [{**prompt, **row}]
+    return [{**prompt, **columns}]
 
 
 def before_answer(messages: list[dict[str, Any]], turn: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from labkit.conversations.asking import everything, opened, post
 from labkit.conversations.forms import Report
 from labkit.conversations.store import Store
 from labkit.conversations.template import SENTINEL, Template
+from labkit.conversations.tokens import encode
 from labkit.errors import LabError
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ class Opening:
 
 def opening(tokenizer: PreTrainedTokenizerBase, template: dict[str, Any] | None = None) -> Opening:
     """A target's user prefix from its chat template; raises NoSynthesis where the template has none."""
-    known = Template(tokenizer, options=template)
+    known = Template(tokenizer, template)
     before, found, after = known.render([{"role": "user", "content": SENTINEL}], None).partition(SENTINEL)
     if not found or not before:
         raise NoSynthesis("the chat template has no user prefix", "give prompts by a file or a data set")
     ends = [token for token in known.specials if after.lstrip().startswith(token)]
     ids = {tokenizer.convert_tokens_to_ids(token) for token in ends} | {tokenizer.eos_token_id} - {None}
-    return Opening(known.encode(before)[0], sorted(ids), [] if ends else [after.strip() or "\n"])
+    return Opening(encode(tokenizer, before)[0], sorted(ids), [] if ends else [after.strip() or "\n"])
 
 
 def synthesise(

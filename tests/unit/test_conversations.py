@@ -192,6 +192,13 @@ def test_what_was_answered_before_a_server_died_is_not_asked_again(tmp_path, mon
     assert list(data.text) == ["A", "BB", "CCC", "DDDD"]
 
 
+def test_a_doubled_bos_of_the_server_is_reported(tmp_path, monkeypatch):
+    """The server here writes token 1 twice before every prompt."""
+    data = ask(some_prompts("a", "bb"), FakeChat(monkeypatch), tmp_path)
+    told = conversations.report(data).set_index("kind")
+    assert told.loc["the first token stands twice (a doubled BOS?)", ["rows", "kept"]].tolist() == [2, True]
+
+
 def test_a_complete_set_starts_no_server_and_other_settings_do(tmp_path, monkeypatch):
     frame = some_prompts("a", "bb")
     started = []

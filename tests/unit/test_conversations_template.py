@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from labkit import targets
 from labkit.conversations.forms import BadRow
 from labkit.conversations.template import Template
+from labkit.conversations.tokens import tokenise
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|head|>", "<|/head|>", "<|eot|>", "<think>", "</think>"]
 TEXT = (
@@ -61,6 +62,10 @@ OPENS_THOUGHT = THINKING.replace(
     "{{ '<think>' + (m.reasoning_content or '') + '</think>' }}",
     "{% if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}",
 )
+
+
+def rows(tok, messages, tools=None, **options):
+    return tokenise(Template(tok), messages, tools, **options)
 
 
 def tokenizer(template, specials=SPECIALS, bos="<s>"):
@@ -178,7 +183,7 @@ def test_ids_and_mask_are_the_templates_own(template, segments, seed):
     if template in (LLAMA, CHATML, MARKED):
         turns = [{k: v for k, v in turn.items() if k != "reasoning"} for turn in turns]
     tok = tokenizer(template)
-    [row] = Template(tok).rows(turns)
+    [row] = rows(tok, turns)
     ids, mask = by_hand(tok, segments(turns))
     assert row.input_ids == ids
     assert row.loss_mask == mask
@@ -188,7 +193,7 @@ def test_ids_and_mask_are_the_templates_own(template, segments, seed):
 def test_a_template_that_drops_earlier_reasoning_gives_a_row_an_answer_each_with_its_own_reasoning():
     tok = tokenizer(STRIPPING)
     turns = [user("a"), answer("b", reasoning="one"), user("c"), answer("d", reasoning="two")]
-    first, second = Template(tok).rows(turns)
+    first, second = rows(tok, turns)
     head, tail = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
     assert (first.input_ids, first.loss_mask) == by_hand(
         tok, [(head, False), (f"<think>\none\n</think>\n\nb{tail}", True), ("\n", False)]
@@ -203,7 +208,7 @@ def test_a_template_that_drops_earlier_reasoning_gives_a_row_an_answer_each_with
 
 def test_the_same_template_keeps_one_row_where_nothing_is_dropped():
     turns = [user("a"), answer("b"), user("c"), answer("d", reasoning="two")]
-    [row] = Template(tokenizer(STRIPPING)).rows(turns)
+    [row] = rows(tokenizer(STRIPPING), turns)
     assert len(runs(row.loss_mask)) == 2
 
 
@@ -215,7 +220,7 @@ def runs(mask):
 def test_reasoning_can_be_left_out_of_training(template, end):
     tok = tokenizer(template)
     turns = [user("a"), answer("the fox", reasoning="what is it")]
-    [kept], [hidden] = Template(tok).rows(turns), Template(tok, train_reasoning=False).rows(turns)
+    [kept], [hidden] = rows(tok, turns), rows(tok, turns, train_reasoning=False)
     assert kept.input_ids == hidden.input_ids
     trained = [t for t, m in zip(kept.input_ids, kept.loss_mask, strict=True) if m]
     left = [t for t, m in zip(hidden.input_ids, hidden.loss_mask, strict=True) if m]
@@ -225,14 +230,14 @@ def test_reasoning_can_be_left_out_of_training(template, end):
 
 def test_think_tags_are_written_where_the_tokenizer_knows_them_and_the_template_no_field():
     tok = tokenizer(CHATML)
-    [row] = Template(tok).rows([user("a"), answer("b", reasoning="why")])
+    [row] = rows(tok, [user("a"), answer("b", reasoning="why")])
     assert "<think>\nwhy\n</think>\n\nb<|im_end|>" in tok.decode(row.input_ids)
     assert row.notes == []
 
 
 def test_reasoning_that_has_no_place_is_reported():
     tok = tokenizer(CHATML, specials=[s for s in SPECIALS if "think" not in s])
-    [row] = Template(tok).rows([user("a"), answer("b", reasoning="why")])
+    [row] = rows(tok, [user("a"), answer("b", reasoning="why")])
     assert row.notes == ["the template drops reasoning"]
     assert "why" not in tok.decode(row.input_ids)
 
@@ -240,7 +245,7 @@ def test_reasoning_that_has_no_place_is_reported():
 def test_an_answer_that_begins_otherwise_than_the_generation_prompt_is_found_and_reported():
     """The template opens a thought where answers begin, but shows an answer without one plainly."""
     tok = tokenizer(OPENS_THOUGHT)
-    [row] = Template(tok).rows([user("a"), answer("the dog")])
+    [row] = rows(tok, [user("a"), answer("the dog")])
     wanted = [("<|head|>user<|/head|>a<|im_end|><|head|>assistant<|/head|>", False), ("the dog<|im_end|>", True)]
     assert (row.input_ids, row.loss_mask) == by_hand(tok, wanted)
     assert row.notes == ["the template begins answers otherwise than it shows them"]
@@ -248,7 +253,7 @@ def test_an_answer_that_begins_otherwise_than_the_generation_prompt_is_found_and
 
 def test_a_turn_that_ends_where_the_next_begins_trains_its_end():
     tok = tokenizer(LATE_END)
-    [row] = Template(tok).rows([user("a"), answer("fox"), user("b"), answer("dog")])
+    [row] = rows(tok, [user("a"), answer("fox"), user("b"), answer("dog")])
     wanted = [("[a]", False), (" fox</s>", True), ("[b]", False), (" dog", True)]
     assert (row.input_ids, row.loss_mask) == by_hand(tok, wanted)
     assert row.notes == ["the template ends answers without a token"]
@@ -259,14 +264,14 @@ def test_tools_calls_and_results_are_rendered_and_only_the_target_is_trained():
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
     turns = [user("1+1"), answer("", tool_calls=[call]), {"role": "tool", "content": "2"}, answer("It is 2.")]
-    [row] = Template(tok).rows(turns, tools)
+    [row] = rows(tok, turns, tools)
     assert (row.input_ids, row.loss_mask) == by_hand(tok, chatml(turns, json.dumps(tools)))
     assert len(runs(row.loss_mask)) == 2
 
 
 def test_calls_that_the_template_does_not_show_are_reported():
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    [row] = Template(tokenizer(LLAMA)).rows([user("a"), answer("b", tool_calls=[call])])
+    [row] = rows(tokenizer(LLAMA), [user("a"), answer("b", tool_calls=[call])])
     assert row.notes == ["the template drops tool calls"]
 
 
@@ -281,14 +286,14 @@ def test_calls_that_the_template_does_not_show_are_reported():
 )
 def test_conversations_that_cannot_be_shown_exactly_are_refused(turns, kind):
     with pytest.raises(BadRow) as caught:
-        Template(tokenizer(CHATML)).rows(turns)
+        rows(tokenizer(CHATML), turns)
     assert caught.value.kind == kind
 
 
 def test_a_template_that_refuses_says_why():
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + LLAMA
     with pytest.raises(BadRow, match="no system here") as caught:
-        Template(tokenizer(refusing)).rows([{"role": "system", "content": "s"}, user("a"), answer("b")])
+        rows(tokenizer(refusing), [{"role": "system", "content": "s"}, user("a"), answer("b")])
     assert caught.value.kind == "refused by the template"
 
 
@@ -296,7 +301,7 @@ def test_a_template_that_refuses_says_why():
 def test_there_is_one_bos(template):
     """The tokenizer would add one of its own, and the second template writes two."""
     tok = tokenizer(template)
-    ids = Template(tok).rows([user("a"), answer("b")])[0].input_ids
+    ids = rows(tok, [user("a"), answer("b")])[0].input_ids
     assert ids.count(tok.bos_token_id) == 1
     assert ids[0] == tok.bos_token_id
 
@@ -317,7 +322,7 @@ class Slow:
 def test_a_tokenizer_without_offsets_gives_the_same_mask(seed):
     turns = random_conversation(seed)
     tok = tokenizer(THINKING)
-    [fast], [slow] = Template(tok).rows(turns), Template(Slow(tok)).rows(turns)
+    [fast], [slow] = rows(tok, turns), rows(Slow(tok), turns)
     assert (slow.input_ids, slow.loss_mask) == (fast.input_ids, fast.loss_mask)
 
 
@@ -325,7 +330,7 @@ def test_a_tokenizer_without_offsets_gives_the_same_mask(seed):
 def test_smollm2s_own_template(seed):
     tok = targets.resolve("smollm2").tokenizer()
     turns = [{k: v for k, v in turn.items() if k != "reasoning"} for turn in random_conversation(seed)]
-    [row] = Template(tok).rows(turns)
+    [row] = rows(tok, turns)
     segments = chatml(turns)
     if turns[0]["role"] != "system":
         default = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"

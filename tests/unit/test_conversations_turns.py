@@ -12,11 +12,12 @@ import httpx
 import numpy as np
 import pandas as pd
 import pytest
-from test_conversations_template import CHATML, STRIPPING, THINKING, answer, tokenizer, user
+from test_conversations_template import CHATML, STRIPPING, THINKING, answer, rows, tokenizer, user
 
 from labkit import conversations, files
 from labkit.conversations import asking, sources
 from labkit.conversations.template import Template
+from labkit.conversations.tokens import encode
 
 CLIENT = httpx.Client
 
@@ -46,13 +47,13 @@ class Fake:
             return httpx.Response(200, json={"choices": [{"text": text, "finish_reason": finish}]})
         known = Template(self.tok)
         messages = [known.dressed(turn) for turn in body["messages"]]
-        prompt = known.encode(known.render(messages, body.get("tools"), prompt=True))[0]
+        prompt = encode(self.tok, known.render(messages, body.get("tools"), prompt=True))[0]
         text, reasoning, finish = self.say(body)
         if finish == "refused":
             return httpx.Response(400, text="too long")
         spelled = (f"{reasoning}</think>" if reasoning else "") + text + ("<|im_end|>" if finish == "stop" else "")
         message = {"content": text or None, "reasoning": reasoning}
-        choice = {"token_ids": known.encode(spelled)[0], "finish_reason": finish, "message": message}
+        choice = {"token_ids": encode(self.tok, spelled)[0], "finish_reason": finish, "message": message}
         return httpx.Response(200, json={"prompt_token_ids": prompt, "choices": [choice], "model": "served"})
 
 
@@ -78,7 +79,7 @@ def test_later_turns_follow_the_targets_own_answers_in_one_row(tmp_path, monkeyp
     tok = tokenizer(CHATML)
     data = collect(frame(TWO), Fake(monkeypatch, tok, echo), tmp_path)
     own = [user("fox"), answer("1: fox"), user("dog"), answer("3: dog")]
-    [wanted] = Template(tok).rows(own)
+    [wanted] = rows(tok, own)
     row = data.iloc[0]
     assert len(data) == 1
     assert list(row.input_ids) == wanted.input_ids[:-1]  # nobody says the line break after the last turn
@@ -159,7 +160,7 @@ def test_a_tool_result_follows_its_own_call_and_every_answer_is_the_targets(tmp_
     assert list(data.text) == ["1: 1+1", "3: 2"]
     assert all(body["tools"] == tools and body["tool_choice"] == "none" for body in server.bodies)
     assert server.bodies[1]["messages"][1]["tool_calls"] == [call]
-    [own] = Template(tok).rows([*turns[:3], answer("3: 2")], tools)
+    [own] = rows(tok, [*turns[:3], answer("3: 2")], tools)
     assert list(data.input_ids[1]) == own.input_ids[:-1]
     assert json.loads(conversations.load(tmp_path).tools[0]) == tools
     assert conversations.load(tmp_path).messages[1] == turns[:3]  # no None of Arrow's
@@ -206,7 +207,7 @@ def test_the_data_sets_own_answers_are_rendered_cut_and_counted(tmp_path):
         TWO, [user("no answer")], long, [user("x " * 200), answer("late")], [user("<|im_end|>"), answer("b")]
     )
     data = conversations.render(prompts, tok, tmp_path, max_length=120)
-    [whole] = Template(tok).rows(TWO)
+    [whole] = rows(tok, TWO)
     assert list(data.input_ids[0]) == whole.input_ids
     assert list(data.loss_mask[0]) == whole.loss_mask
     assert list(data.prompt_id) == [prompts.prompt_id[0], prompts.prompt_id[2]]
