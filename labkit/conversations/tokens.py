@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from labkit.conversations.forms import BadRow, Messages
 from labkit.conversations.template import UNTHINK, Piece, Span, Template
@@ -42,22 +43,20 @@ def row_of(template: Template, piece: Piece, train_reasoning: bool) -> Tokens:
     """Ids and mask of a piece."""
     ids, offsets = encode(template.tokenizer, piece.text)
     spans, notes = [trained(template, piece.text, *span) for span in piece.spans], list(piece.notes)
+    begin, end = offsets.T
     if template.marked:
         mask = marks(template, piece, ids, offsets)
     else:
-        mask = [any(start <= a < b <= end for start, end in spans) for a, b in offsets]
-        if not all(piece.text[:end].endswith(tuple(template.specials)) for _, end in spans):
+        mask = np.any([(begin >= start) & (begin < end) & (end <= stop) for start, stop in spans], axis=0)
+        if not all(piece.text[:stop].endswith(tuple(template.specials)) for _, stop in spans):
             notes.append("the template ends answers without a token")
-    across = [any(a < start < b for start, _ in spans) for a, b in offsets]
-    if any(across):
+    across = np.any([(begin < start) & (start < end) for start, _ in spans], axis=0)
+    if across.any():
         notes.append("a token spans the beginning of an answer")
-    hidden = [] if train_reasoning else thoughts(piece)
-    early = spans[0][0]  # a row for one answer shows earlier ones too, which markers mark
-    mask = [
-        marked and not crossing and a >= early and not any(a < end and b > start for start, end in hidden)
-        for marked, crossing, (a, b) in zip(mask, across, offsets, strict=True)
-    ]
-    return checked(template, Tokens(ids, mask, piece.turn, notes))
+    mask &= ~across & (begin >= spans[0][0])  # a row for one answer shows earlier ones too, which markers mark
+    for start, stop in [] if train_reasoning else thoughts(piece):
+        mask &= (begin >= stop) | (end <= start)
+    return checked(template, Tokens(ids, mask.tolist(), piece.turn, notes))
 
 
 def checked(template: Template, row: Tokens) -> Tokens:
@@ -94,13 +93,13 @@ def thoughts(piece: Piece) -> list[Span]:
     return found
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], Sequence[Span]]:
-    """Token ids and the characters of each, without the tokenizer's own BOS: the template writes its own."""
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[list[int], np.ndarray]:
+    """Token ids and the characters of each [T, 2], without a BOS of the tokenizer's: the template writes one."""
     if tokenizer.is_fast:
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return list(found["input_ids"]), found["offset_mapping"]
+        return list(found["input_ids"]), np.array(found["offset_mapping"], dtype=np.int64).reshape(-1, 2)
     ids = tokenizer.encode(text, add_special_tokens=False)
-    return ids, spelled(tokenizer, text, ids)
+    return ids, np.array(spelled(tokenizer, text, ids), dtype=np.int64).reshape(-1, 2)
 
 
 def spelled(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[Span]:
@@ -125,7 +124,7 @@ def spelled(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> li
     return found
 
 
-def marks(template: Template, piece: Piece, ids: list[int], offsets: Sequence[Span]) -> list[bool]:
+def marks(template: Template, piece: Piece, ids: list[int], offsets: np.ndarray) -> np.ndarray:
     """The mask by the template's generation markers, the token that ends a turn included."""
     found = template.tokenizer.apply_chat_template(
         piece.messages,
@@ -138,8 +137,9 @@ def marks(template: Template, piece: Piece, ids: list[int], offsets: Sequence[Sp
         raise BadRow("two renderings differ")
     mask = [bool(value) for value in found["assistant_masks"]]
     ends = set(template.tokenizer.convert_tokens_to_ids(sorted(template.ends())))
+    shared = (offsets[1:] == offsets[:-1]).all(axis=1)  # characters with the token before
     for i in range(1, len(mask)):
         end = ids[i] in ends and ids[i - 1] not in ends
         # Transformers stops at the first token of the last character, which may have several
-        mask[i] = mask[i] or (mask[i - 1] and (end or offsets[i] == offsets[i - 1]))
-    return mask
+        mask[i] = mask[i] or (mask[i - 1] and (end or shared[i - 1]))
+    return np.array(mask)
