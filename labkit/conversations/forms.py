@@ -26,7 +26,8 @@ COLUMNS = {  # what a column may be called where no preset says it; the first th
     "tools": ("tools",),
     "category": ("category", "source"),
 }
-THOUGHT = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
+THOUGHT = re.compile(r"\s*(?:<think>)?(.*?)</think>(.*)", re.DOTALL)  # some begin within the thought
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class BadRow(LabError):
@@ -133,9 +134,11 @@ def without_none(value: Any) -> Any:
 def text(content: Any) -> str:
     """Content as text; parts of text are put together, pictures and the like raise BadRow."""
     if isinstance(content, str):
+        if SURROGATES.search(content):  # neither tokenizers nor files take them
+            raise BadRow("broken characters", ascii(content[:40]))
         return content
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        return "".join(str(part["text"]) for part in content)
+        return text("".join(str(part["text"]) for part in content))
     kinds = {str(part.get("type")) for part in content if isinstance(part, Mapping)} if content else set()
     raise BadRow("not text", ", ".join(sorted(kinds)) or type(content).__name__)
 
@@ -159,6 +162,7 @@ def tool_call(call: Any, number: int) -> dict[str, Any]:
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
+    arguments = text(arguments)
     if not isinstance(parsed(arguments or "{}", "broken tool call"), dict):
         raise BadRow("broken tool call", f"arguments {arguments[:40]}")
     function = {"name": str(function["name"]), "arguments": arguments or "{}"}

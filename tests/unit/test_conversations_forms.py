@@ -33,6 +33,10 @@ RESULT = {"role": "tool", "content": "2", "tool_call_id": "c"}
         ({"messages": [USER, {**ANSWER, "reasoning": "r"}]}, [USER, {**ANSWER, "reasoning": "r"}]),
         ({"messages": [USER, {**ANSWER, "reasoning_content": "r\n"}]}, [USER, {**ANSWER, "reasoning": "r"}]),
         (
+            {"messages": [USER, {"role": "assistant", "content": "r</think>a"}]},
+            [USER, {**ANSWER, "reasoning": "r"}],
+        ),
+        (
             {"messages": [USER, {"role": "assistant", "content": "<think>\nr\n</think>\n\na"}]},
             [USER, {**ANSWER, "reasoning": "r"}],
         ),
@@ -88,6 +92,7 @@ def test_forms(row, messages):
         ({"messages": [{"role": "user", "content": " "}]}, "empty turn"),
         ({"messages": [USER, {"role": "assistant", "content": ""}]}, "empty turn"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "not text"),
+        (json.loads('{"prompt": "half of a pair: \\ud83d"}'), "broken characters"),
         ({"messages": [ANSWER]}, "no user turn"),
         ({"messages": []}, "no user turn"),
         ({"messages": [ANSWER, USER]}, "begins with an answer"),
