@@ -42,6 +42,7 @@ def collect(
     concurrency: int = 32,
     tokenizer: PreTrainedTokenizerBase | None = None,
     train_reasoning: bool = True,
+    template: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
     """The target answers the prompts (`split`'s frame) itself; writes `out_dir`/dataset.parquet; resumes.
 
@@ -49,7 +50,8 @@ def collect(
     answer_tokens finish_reason truncated turn origin model and the sampling. `input_ids` are the server's own
     prompt and answer ids (end token included), cut to `max_length` tokens; `loss_mask` is True on its answers.
     All turns of a conversation are one row as long as the server's prompt goes on the row's tokens; else a row
-    begins anew (its `prompt_id` ends with -turn). `tokenizer` is needed where reasoning is not to be trained.
+    begins anew (its `prompt_id` ends with -turn). `tokenizer` is needed where reasoning is not to be trained;
+    `template` goes to the chat template (as {"thinking": False}).
     What was left out: `report` of the frame. Errors: those of `answers.generate`.
     """
     end = None if train_reasoning else end_of_thought(tokenizer)
@@ -61,6 +63,7 @@ def collect(
         model_key=model_key,
         sampling=sampling,
         concurrency=concurrency,
+        template=template,
     )
     report, rows = Report(), []
     for prompt, answers in zip(prompts.to_dict("records"), said, strict=True):

@@ -54,6 +54,10 @@ STRIPPING = (  # only what follows the last question keeps its reasoning
     "{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+MARKED_CONTENT = (
+    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
+    "{% else %}{{ m['content'] }}{% endif %}{{ '<|im_end|>\n' }}"
+)
 LATE_END = (  # a turn is ended where the next one begins; the last one never
     "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ ' ' + m['content'] }}"
     "{% else %}{{ ('</s>' if loop.index0 else '') + '[' + m['content'] + ']' }}{% endif %}{% endfor %}"
@@ -204,6 +208,16 @@ def test_a_template_that_drops_earlier_reasoning_gives_a_row_an_answer_each_with
     )
     assert (first.turn, second.turn) == (0, 1)
     assert any("a row for each answer" in note for note in first.notes)
+
+
+def test_generation_markers_train_only_the_answer_that_a_row_is_for():
+    """With markers round every answer, the history of the second row is marked too, and not what it is for."""
+    marked_too = STRIPPING.replace("{{ m['content'] + '<|im_end|>\n' }}", MARKED_CONTENT)
+    tok = tokenizer(marked_too)
+    turns = [user("a"), answer("b", reasoning="one"), user("c"), answer("d", reasoning="two")]
+    found = rows(tok, turns)
+    said = [tok.decode([t for t, m in zip(r.input_ids, r.loss_mask, strict=True) if m]) for r in found]
+    assert said == ["b<|im_end|>", "d<|im_end|>"]
 
 
 def test_the_same_template_keeps_one_row_where_nothing_is_dropped():

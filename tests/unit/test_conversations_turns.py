@@ -200,6 +200,14 @@ def test_sampling_is_sent_recorded_and_decides_what_can_be_reused(tmp_path, monk
         assert len(other.bodies) == 1
 
 
+def test_options_of_the_template_are_sent_and_decide_what_can_be_reused(tmp_path, monkeypatch):
+    tok = tokenizer(CHATML)
+    server = Fake(monkeypatch, tok, echo)
+    for options in ({"thinking": False}, {"thinking": False}, None):
+        collect(frame([user("fox")]), server, tmp_path, template=options)
+    assert [body.get("chat_template_kwargs") for body in server.bodies] == [{"thinking": False}, None]
+
+
 def test_the_data_sets_own_answers_are_rendered_cut_and_counted(tmp_path):
     tok = tokenizer(CHATML)
     long = [user("a"), answer("b"), user("c"), answer("fox " * 200)]
