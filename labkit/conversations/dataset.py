@@ -136,7 +136,7 @@ def render(
         [
             [list(prompts.prompt_id), list(prompts.split)],
             str(tokenizer.chat_template),
-            len(tokenizer),
+            tokenizer.get_vocab(),
             max_length,
             train_reasoning,
             template,
