@@ -210,17 +210,16 @@ def test_a_template_that_drops_earlier_reasoning_gives_a_row_an_answer_each_with
     assert any("a row for each answer" in note for note in first.notes)
 
 
-@pytest.mark.parametrize("template", [MARKED, LATE_END.replace("{{ ' ' +", "{{ ' ' ~")])
-def test_a_token_that_is_partly_the_templates_is_not_trained_and_reported(template):
-    """The space before the answer is the template's, and " fox" is one token."""
-    tok = tokenizer(template)
-    turns = [user("a"), answer("fox jumps")]
+def test_a_token_that_is_partly_the_templates_is_not_trained_and_reported():
+    """The space before the answers is the template's, and " fox" and " dog" are one token each."""
+    tok = tokenizer(MARKED)
+    turns = [user("a"), answer("fox jumps"), user("b"), answer("dog jumps")]
     [row] = rows(tok, turns)
-    if template == MARKED:
-        assert (row.input_ids, row.loss_mask) == by_hand(tok, marked(turns))
-        assert row.notes == ["a token spans the beginning of an answer"]
-    else:  # without a generation prompt the space is the answer's own
-        assert tok.decode([t for t, m in zip(row.input_ids, row.loss_mask, strict=True) if m]) == " fox jumps"
+    assert (row.input_ids, row.loss_mask) == by_hand(tok, marked(turns))
+    assert (
+        tok.decode([t for t, m in zip(row.input_ids, row.loss_mask, strict=True) if m]) == " jumps</s> jumps</s>"
+    )
+    assert row.notes == ["a token spans the beginning of an answer"]
 
 
 def test_generation_markers_train_only_the_answer_that_a_row_is_for():
