@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit import conversations, engine, extract, train, vocab
+from labkit import bench, conversations, engine, extract, train, vocab
 from labkit.acceptance import Acceptance
 from labkit.errors import LabError
 from labkit.settings import Eagle3Pipeline
@@ -18,6 +18,8 @@ from labkit.targets import Target
 from labkit.vocab import VocabMap
 
 PROMPT_TOKENS = 45  # of a templated prompt with its chat template, about
+PLENTY = 200_000  # rows of a data set are enough to choose from, unless more than half as many are wanted
+SPARE_PROMPTS = 8  # of those that the target writes, for what turns out to repeat the benchmark's
 
 
 class UnusableStates(LabError):
@@ -68,18 +70,65 @@ def serve(settings: Eagle3Pipeline, target: Target, variant: str, **options: Any
     )
 
 
+def prompts(settings: Eagle3Pipeline, target: Target) -> pd.DataFrame:
+    """Everything that can be trained on, without the benchmark's prompts and what nearly repeats them.
+
+    With prompts="self" the target writes them (conversations.synthesise); a server starts if any is missing.
+    """
+    wanted = settings.num_prompts + settings.held_out
+    if settings.prompts != "self":
+        most = PLENTY if 2 * wanted <= PLENTY else 0
+        known = conversations.prompts(settings.prompts, most, settings.seed)
+    else:
+        known = conversations.synthesise(
+            partial(serve, settings, target, "baseline"),
+            target.tokenizer(),
+            settings.folder / "data" / "prompts.jsonl",
+            count=wanted + SPARE_PROMPTS,
+            model_key=target.revision,
+            seed=settings.seed,
+            concurrency=settings.concurrency,
+        )
+    return conversations.without_copies(known, bench.prompts("benchmark"))
+
+
+def copies(chosen: pd.DataFrame) -> str:
+    """In words, how many held-out prompts a training prompt nearly repeats: these are easier than new ones."""
+    parts = {name: chosen[chosen.split == name] for name in ("train", "held_out")}
+    found = conversations.near_copies(parts["train"], parts["held_out"], share=0.8)
+    if found.empty:
+        return "No training prompt nearly repeats a held-out one."
+    return (
+        f"{found.prompt_id.nunique()} of {len(parts['held_out'])} held-out prompts share at least 80% of their "
+        f"five-word runs with a training prompt (the nearest: {found.text[0][:80]!r} and "
+        f"{found.train_text[0][:80]!r}): what is measured on them flatters the head."
+    )
+
+
 def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> pd.DataFrame:
-    """The answers to `prompts` as a data set (conversations.collect); a server starts if any is missing."""
+    """The answers to `prompts` as a data set: the target's own (a server starts if any is missing) or theirs."""
+    out_dir, max_length = settings.folder / "data", settings.max_model_len - 1
+    if settings.answers == "dataset":
+        return conversations.render(
+            prompts,
+            target.tokenizer(),
+            out_dir,
+            max_length=max_length,
+            train_reasoning=settings.train_reasoning,
+        )
     return conversations.collect(
         prompts,
         partial(serve, settings, target, "baseline"),
-        settings.folder / "data",
+        out_dir,
         model_key=target.revision,
-        max_length=settings.max_model_len - 1,
+        max_length=max_length,
         max_tokens=settings.max_tokens,
         temperature=settings.temperature,
+        top_p=settings.top_p,
         seed=settings.seed,
         concurrency=settings.concurrency,
+        tokenizer=None if settings.train_reasoning else target.tokenizer(),
+        train_reasoning=settings.train_reasoning,
     )
 
 

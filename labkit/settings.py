@@ -278,10 +278,13 @@ class Eagle3Pipeline(Settings):
     }
 
     prompts: str = "templated"
+    answers: str = "target"
+    train_reasoning: bool = True
     num_prompts: int = 0
     held_out: int = 0
     max_tokens: int = 0
     temperature: float = 0.0
+    top_p: float = 1.0
     concurrency: int = 64
     aux_layers: str = ""
     draft_vocab_size: int = 0
@@ -290,6 +293,15 @@ class Eagle3Pipeline(Settings):
     ttt_steps: int = 3
     batch_tokens: int = 192
     max_model_len: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse answers of nobody now, not after the prompts are there."""
+        super().__post_init__()
+        if self.answers not in ("target", "dataset"):
+            raise BadParameter(
+                f"answers={self.answers!r} is nobody's",
+                "use target (it answers itself: on-policy) or dataset (the data set's own answers)",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

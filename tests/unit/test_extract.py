@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from labkit import conversations, extract, files, targets
-from labkit.conversations import answers
+from labkit.conversations import asking
 from labkit.extract import checks, states
 
 H, N, VOCAB = 16, 6, 16  # as many dimensions as tokens: any next token can be said exactly
@@ -97,7 +97,7 @@ class FakeServer:
     def __init__(self, monkeypatch, target, storage, fail_after=None, spoil=None):
         storage.mkdir(exist_ok=True)
         self.target, self.storage, self.fail_after, self.spoil, self.asked = target, storage, fail_after, spoil, []
-        monkeypatch.setattr(answers.time, "sleep", lambda _: None)
+        monkeypatch.setattr(asking.time, "sleep", lambda _: None)
         monkeypatch.setattr(states.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(self.reply)))
 
     def check(self):
