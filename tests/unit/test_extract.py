@@ -30,6 +30,11 @@ def test_default_layers_are_eagle3s(layers, default):
     assert extract.layers_of("", layers) == default
 
 
+@pytest.mark.parametrize("layers", range(3, 40))
+def test_default_layers_are_three_that_the_target_has(layers):
+    assert len(extract.layers_of("", layers)) == 3
+
+
 def test_layers_are_read_and_refused():
     assert extract.layers_of("1, 5,9", 30) == (1, 5, 9)
     for bad in ("5,2,9", "2,2,9", "2,9,30", "-1,2,3", "2,x"):
