@@ -15,6 +15,7 @@ from labkit import conversations, files, targets
 from labkit.extract import diagnosis, forms, heads, record, reference
 from labkit.extract.layers import BadLayers
 from labkit.extract.states import REMEDY, problems
+from labkit.progress import progress
 
 COLUMNS = ["row", "check", "value", "limit", "remedy"]
 GREEDY_AGREEMENT, SAMPLED_AGREEMENT = 0.95, 0.3  # another layer's states agree in a few per cent
@@ -69,10 +70,12 @@ def limit_of(dataset: pd.DataFrame) -> float:
 
 
 def read_row(out_dir: Path, dataset: pd.DataFrame, row: int) -> diagnosis.Row:
-    """One conversation with its states."""
+    """One conversation with its states; without a loss mask, what follows the prompt is the target's."""
     ids = torch.tensor(np.array(dataset.input_ids.iloc[row]), dtype=torch.long)
     states = forms.load_states(record.states_path(out_dir, row))[forms.STATES]
-    return diagnosis.Row(states, ids, int(dataset.prompt_tokens.iloc[row]))
+    if "loss_mask" in dataset:
+        return diagnosis.Row(states, ids, torch.tensor(np.array(dataset.loss_mask.iloc[row], dtype=bool)))
+    return diagnosis.Row(states, ids, torch.arange(len(ids)) >= int(dataset.prompt_tokens.iloc[row]))
 
 
 def file_problems(
@@ -81,7 +84,7 @@ def file_problems(
     """What is wrong with each file by itself, and files whose type is another than most have."""
     rows: list[list[Any]] = []
     types: dict[int, str] = {}
-    for row in mine:
+    for row in progress(mine, "checking states"):
         try:
             tensors = forms.load_states(record.states_path(out_dir, row))
         except files.BrokenFile as error:

@@ -18,23 +18,23 @@ UNIT = 0.02  # relative: a normed state's mean square is the gain's, up to round
 
 @dataclass(frozen=True)
 class Row:
-    """One conversation's states [T, layers, H], its tokens [T] and where its answer starts."""
+    """One conversation's states [T, layers, H], its tokens [T] and which of them the target said: bool [T]."""
 
     states: torch.Tensor
     ids: torch.Tensor
-    start: int
+    said: torch.Tensor
 
     def agreement(self, head: FinalHead, place: int = -1, late: int = 0) -> torch.Tensor:
         """Whether each answer token is the top one of the state before it, or `late` positions after that."""
-        last = len(self.ids)
-        at = torch.arange(max(1, self.start), last) - 1 + late
-        right = (at >= 0) & (at < last)
-        return head.top1(self.states[at[right], place]) == self.ids[max(1, self.start) :][right]
+        tokens = self.said.nonzero().flatten()
+        before = tokens - 1 + late
+        seen = (tokens > 0) & (before >= 0) & (before < len(self.ids))
+        return head.top1(self.states[before[seen], place]) == self.ids[tokens[seen]]
 
     def short(self) -> Row:
-        """Its first tokens of the answer, and what stands before them."""
-        end = self.start + TOKENS
-        return Row(self.states[:end], self.ids[:end], self.start)
+        """Its first tokens that the target said, and what stands before them."""
+        end = int((self.said.cumsum(0) <= TOKENS).sum())
+        return Row(self.states[:end], self.ids[:end], self.said[:end])
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,24 @@ def test_weights_that_are_not_there_are_not_made_up(faulty):
         extract.verify(faulty / "states", compare=True)
 
 
+def test_only_what_the_target_said_has_to_agree(faulty):
+    """A second user turn within the answer: its tokens are nobody's prediction."""
+    path = faulty / "data" / "dataset.parquet"
+    frame = files.read_parquet(path)
+    ids, mask = ([list(row) for row in frame[name]] for name in ("input_ids", "loss_mask"))
+    for tokens, trained in zip(ids, mask, strict=True):
+        tokens[-6:] = [(token + 11) % tiny_target.VOCAB for token in tokens[-6:]]
+        trained[-6:] = [False] * 6
+    for row, tokens in enumerate(ids):
+        states = extract.states_path(faulty / "states", row)
+        save_file(load_file(states) | {"token_ids": torch.tensor([int(token) for token in tokens])}, states)
+    files.write_parquet(path, frame.assign(input_ids=ids, loss_mask=mask))
+    assert extract.verify(faulty / "states", compare=False).attrs["agreement"] == 1.0
+    files.write_parquet(path, frame.assign(input_ids=ids))
+    found = extract.verify(faulty / "states", compare=False)
+    assert set(found.check) == {"agreement"}
+
+
 def test_sampled_answers_may_agree_less(faulty):
     path = faulty / "data" / "dataset.parquet"
     frame = files.read_parquet(path)
