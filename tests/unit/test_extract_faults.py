@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 
+import pandas as pd
 import pytest
 import tiny_target
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_target import AUX, LAYERS, WIDTH
 
 from labkit import extract, files
+from labkit.extract import checks
 
 IDS = [*AUX, LAYERS]
 
@@ -238,6 +240,20 @@ def test_weights_that_are_not_there_are_not_made_up(faulty):
     assert "lacks weights" in problems.attrs["compared"]
     with pytest.raises(extract.NoReference, match=r"layers\.3"):
         extract.verify(faulty / "states", compare=True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "limit"),
+    [
+        ({}, 0.95),
+        ({"temperature": [0.0, 0.0]}, 0.95),
+        ({"temperature": [0.0, 0.7]}, 0.3),
+        ({"temperature": [0.0, float("nan")]}, 0.3),
+        ({"temperature": [0.0, 0.0], "origin": ["target", "dataset"]}, 0.3),
+    ],
+)
+def test_the_limit_is_that_of_the_answers(columns, limit):
+    assert checks.limit_of(pd.DataFrame({"seq_len": [1, 2]} | columns)) == limit
 
 
 def test_only_what_the_target_said_has_to_agree(faulty):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from labkit import cli, engine, extract, files, pipeline, targets
 from labkit.extract import flow, record
+from labkit.settings import Eagle3Pipeline
 
 PLACE = Path("/nowhere")
 
@@ -241,6 +242,20 @@ def test_files_of_another_disk_are_copied_whole(tmp_path, monkeypatch, target, d
         assert list(Path(storage).iterdir()) == []
     assert extract.verify(out, compare=False).empty
     assert not [path for path in out.iterdir() if path.name.startswith(".hs_")]
+
+
+def test_the_pipeline_awaits_the_other_shards_and_then_goes_on(tmp_path, monkeypatch):
+    made = tiny_target.build(tmp_path / "tiny")
+    tiny_target.answers(made, tmp_path / "data", rows=4)
+    monkeypatch.setattr(Eagle3Pipeline, "folder", tmp_path)
+    chosen = {"aux_layers": "1,2,3", "states_backend": "transformers", "hidden_states": "zstd"}
+    with pytest.raises(pipeline.ShardsMissing, match="2 of 4 rows"):
+        pipeline.states(Eagle3Pipeline(**chosen, shard="1/2"), made)
+    assert pipeline.states(Eagle3Pipeline(**chosen, shard="2/2"), made) == tmp_path / "hidden_states"
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hidden_states").glob("hs_*")}
+    pipeline.states(Eagle3Pipeline(**chosen), made)
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hidden_states").glob("hs_*")} == before
+    assert len(before) == 4
 
 
 def test_the_command_extracts_a_shard(tmp_path):
