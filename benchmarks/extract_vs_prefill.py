@@ -41,6 +41,12 @@ def make_rows(folder: Path, count: int, vocab_size: int) -> pd.DataFrame:
     return conversations.load(folder)
 
 
+def ask(client: httpx.Client, server: Any, ids: np.ndarray) -> None:
+    """A completion of one token."""
+    body = {"model": server.model, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0}
+    client.post(f"{server.base_url}/completions", json=body).raise_for_status()
+
+
 def prefill(server: Any, rows: pd.DataFrame) -> None:
     """A completion of one token for each row."""
     limits = httpx.Limits(max_connections=CONCURRENCY, max_keepalive_connections=CONCURRENCY)
@@ -48,17 +54,7 @@ def prefill(server: Any, rows: pd.DataFrame) -> None:
         httpx.Client(timeout=600, limits=limits, trust_env=False) as client,
         ThreadPoolExecutor(CONCURRENCY) as pool,
     ):
-
-        def ask(ids: Any) -> None:
-            body = {
-                "model": server.model,
-                "prompt": [int(one) for one in ids],
-                "max_tokens": 1,
-                "temperature": 0.0,
-            }
-            client.post(f"{server.base_url}/completions", json=body).raise_for_status()
-
-        list(pool.map(ask, rows.input_ids))
+        list(pool.map(partial(ask, client, server), rows.input_ids))
 
 
 def seconds(work: Callable[[], Any]) -> float:
