@@ -90,16 +90,14 @@ def taken(folder: Path, server: Any, rows: pd.DataFrame, form: str) -> None:
 def measure(folder: Path, plain: Any, giving: Any, count: int, passes: int) -> tuple[pd.DataFrame, int]:
     """Seconds of each of `NAMES` in each pass, and the tokens of one pass."""
     rows = make_rows(folder / "data", count, targets.resolve("smollm2").geometry.vocab_size)
-    work = [
-        partial(prefill, plain, rows),
-        partial(prefill, giving, rows),
-        *(partial(taken, folder, giving, rows, form) for form in ("bf16", "fp8")),
-    ]
+    by_form = [partial(taken, folder, giving, rows, form) for form in ("bf16", "fp8")]
+    work = dict(zip(NAMES, [partial(prefill, plain, rows), partial(prefill, giving, rows), *by_form], strict=True))
     found = []
     for number in range(passes + 1):
         times = {}
-        for name, one in zip(NAMES, work, strict=True):
-            times[name] = seconds(one)
+        first = number % len(NAMES)  # whoever comes first finds its server idle: each in its turn
+        for name in [*NAMES[first:], *NAMES[:first]]:
+            times[name] = seconds(work[name])
             for file in (folder / "staging").glob("*"):
                 file.unlink(missing_ok=True)
         if number:  # the first pass warms up
