@@ -41,9 +41,11 @@ class Estimate:
 def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     """The most that the settings can ask for: every answer as long as allowed.
 
-    Raises BadLayers or BadVocabulary where the settings do not fit the target, before anything is spent.
+    Raises BadLayers, BadVocabulary, UnknownForm, UnknownBackend or BadShard where the settings do not fit the
+    target, before anything is spent.
     """
     layers(settings, target)
+    extract.check_choices(settings.hidden_states, settings.states_backend, settings.shard)
     vocab.refuse_impossible(np.ones(target.geometry.vocab_size), settings.draft_vocab_size, [])
     length = min(settings.max_model_len - 1, PROMPT_TOKENS + settings.max_tokens)
     tokens = (settings.num_prompts + settings.held_out) * length

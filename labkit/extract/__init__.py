@@ -10,7 +10,7 @@ from labkit.extract.layers import BadLayers, default_layers, layers_of
 from labkit.extract.record import BadShard, ShardBusy, bytes_needed, rows_of_shard, states_path
 from labkit.extract.reference import NoReference, Reference
 from labkit.extract.served import NoStates
-from labkit.extract.states import BACKENDS, BrokenStates, UnknownBackend, run
+from labkit.extract.states import BACKENDS, BrokenStates, UnknownBackend, check_choices, run
 
 __all__ = [
     "BACKENDS",
@@ -28,6 +28,7 @@ __all__ = [
     "UnknownBackend",
     "UnknownForm",
     "bytes_needed",
+    "check_choices",
     "default_layers",
     "final_head",
     "layers_of",

@@ -94,13 +94,10 @@ def run(
     are under way, fewer when the disk fills. Raises ServerLost or EngineDied, BrokenStates, NoStates, DiskFull
     (before the start when it cannot fit), ShardBusy, BadShard, BadLayers, UnknownForm; finished files stay.
     """
-    forms.check_form(form)
-    if backend not in BACKENDS:
-        raise UnknownBackend(f"backend={backend!r} is none", f"use one of {', '.join(BACKENDS)}")
+    check_choices(form, backend, shard)
     ids = layers_of(layers, target.geometry.num_hidden_layers)
     wanted = record.record_of(dataset_dir, out_dir, target, ids)
     dataset = conversations.load(dataset_dir)
-    record.rows_of_shard(shard, len(dataset))  # refused before anything is cleared
     record.keep_or_clear(out_dir, wanted)
     with record.alone(out_dir, shard):
         order = order_of(dataset, wanted, out_dir, form, shard, target)
@@ -108,6 +105,14 @@ def run(
             files.require_space(out_dir, order.total())
             fetch(order, server, target, concurrency, backend)
     return out_dir
+
+
+def check_choices(form: str, backend: str, shard: str) -> None:
+    """Refuse before anything is spent: raises UnknownForm, UnknownBackend, BadShard."""
+    forms.check_form(form)
+    record.rows_of_shard(shard, 0)
+    if backend not in BACKENDS:
+        raise UnknownBackend(f"backend={backend!r} is none", f"use one of {', '.join(BACKENDS)}")
 
 
 def order_of(
