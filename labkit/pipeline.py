@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,10 @@ class UnusableStates(LabError):
     """Extracted states do not belong to their tokens, so a head trained on them would be useless."""
 
 
+class ShardsMissing(LabError):
+    """This worker's part of the states is done; training needs the others' parts, too."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a run will need at most: tokens of all conversations, tokens trained on, bytes of states."""
@@ -38,13 +43,15 @@ class Estimate:
 def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     """The most that the settings can ask for: every answer as long as allowed.
 
-    Raises BadLayers or BadVocabulary where the settings do not fit the target, before anything is spent.
+    Raises BadLayers, BadVocabulary, UnknownForm, UnknownBackend or BadShard where the settings do not fit the
+    target, before anything is spent.
     """
     layers(settings, target)
+    extract.check_choices(settings.hidden_states, settings.states_backend, settings.shard)
     vocab.refuse_impossible(np.ones(target.geometry.vocab_size), settings.draft_vocab_size, [])
     length = min(settings.max_model_len - 1, PROMPT_TOKENS + settings.max_tokens)
     tokens = (settings.num_prompts + settings.held_out) * length
-    disk = extract.bytes_needed([tokens], 4, target.geometry.hidden_size)
+    disk = extract.bytes_needed([tokens], 4, target.geometry.hidden_size, form=settings.hidden_states)
     return Estimate(tokens, settings.num_prompts * length * settings.epochs, disk)
 
 
@@ -134,15 +141,42 @@ def answers(settings: Eagle3Pipeline, target: Target, prompts: pd.DataFrame) -> 
 
 def states(settings: Eagle3Pipeline, target: Target) -> Path:
     """Hidden states of the data set (extract.run); a server starts if any file is missing."""
-    ids = layers(settings, target)
-    options = {
-        "layers": [*ids, target.geometry.num_hidden_layers],
-        "storage": settings.folder / "staging",
-    }
-    server = partial(serve, settings, target, "extract", **options)
-    return extract.run(
-        settings.folder / "data", server, settings.folder / "hidden_states", target=target, layers=ids
+    ids, out = layers(settings, target), settings.folder / "hidden_states"
+    options = {"max_model_len": settings.max_model_len, "max_num_seqs": settings.concurrency}
+    extract.run(
+        settings.folder / "data",
+        extract_server(target, out, ids, log_dir=settings.folder, **options),
+        out,
+        target=target,
+        layers=ids,
+        concurrency=settings.concurrency,
+        form=settings.hidden_states,
+        shard=settings.shard,
+        backend=settings.states_backend,
     )
+    if settings.shard:
+        await_other_shards(settings, out)
+    return out
+
+
+def await_other_shards(settings: Eagle3Pipeline, out: Path) -> None:
+    """Check this worker's part and raise ShardsMissing unless every other part is there, too."""
+    refuse(extract.verify(out, shard=settings.shard))
+    rows = len(conversations.load(settings.folder / "data"))
+    missing = sum(not extract.states_path(out, row).exists() for row in range(rows))
+    if missing:
+        raise ShardsMissing(
+            f"shard {settings.shard} is done and checked; {missing} of {rows} rows are other workers'",
+            "run the other shards with the same run_id on a shared disk, then this notebook with shard empty",
+        )
+
+
+def extract_server(target: Target, out: Path, ids: str | Sequence[int], **options: Any) -> Any:
+    """A call that starts a server for the states of these layers, its staging folder beside `out`."""
+    extract.refuse_flags(target, options)
+    count = target.geometry.num_hidden_layers
+    given = {"layers": [*extract.layers_of(ids, count), count], "storage": out.with_name("staging")}
+    return partial(engine.serve, target, "extract", **{"log_dir": out.parent} | given | options)
 
 
 def layers(settings: Eagle3Pipeline, target: Target) -> tuple[int, ...]:

@@ -287,6 +287,9 @@ class Eagle3Pipeline(Settings):
     top_p: float = 1.0
     concurrency: int = 64
     aux_layers: str = ""
+    hidden_states: str = "bf16"
+    states_backend: str = "vllm"
+    shard: str = ""
     draft_vocab_size: int = 0
     epochs: int = 0
     learning_rate: float = 1e-3

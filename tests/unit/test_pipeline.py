@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import bench, conversations, pipeline, targets, widgets
+from labkit import bench, conversations, extract, pipeline, targets, widgets
 from labkit.settings import BadParameter, Eagle3Pipeline
 
 
@@ -33,6 +33,28 @@ def test_disk_is_four_states_a_token():
     found = pipeline.estimate(settings, targets.resolve("smollm2"))
     assert found.disk_bytes == found.tokens * (4 * 576 * 2 + 8)
     assert found.tokens == 12 * (pipeline.PROMPT_TOKENS + 100)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"hidden_states": "int4"}, extract.UnknownForm),
+        ({"states_backend": "sglang"}, extract.UnknownBackend),
+        ({"shard": "0/4"}, extract.BadShard),
+        ({"aux_layers": "2,15,30"}, extract.BadLayers),
+    ],
+)
+def test_choices_that_do_not_exist_are_refused_before_anything_is_spent(wrong, error):
+    with pytest.raises(error):
+        pipeline.estimate(Eagle3Pipeline(**wrong), targets.resolve("smollm2"))
+
+
+def test_smaller_forms_need_less_disk():
+    plain, small = (
+        pipeline.estimate(Eagle3Pipeline(hidden_states=form), targets.resolve("smollm2")).disk_bytes
+        for form in ("bf16", "fp8")
+    )
+    assert 0.5 < small / plain < 0.52
 
 
 def test_coverage_counts_answer_tokens_only():
