@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
+# Compiled when installed: where PYTHONDONTWRITEBYTECODE is set, each process of a server would compile vLLM anew.
 # PyTorch's own index is asked only where the machine's settings know no CPU build of torch.
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
@@ -20,7 +21,8 @@ $(BIN)/.ready: requirements/cpu.txt pyproject.toml
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) '$(TORCH)'; \
 	$(PIP) "$$(grep '^uv==' requirements/cpu.txt)"; \
 	grep -v '^torch==' requirements/cpu.txt > .venv/rest.txt; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -r .venv/rest.txt || $(PIP) -r .venv/rest.txt; \
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps -r .venv/rest.txt \
+	  || $(PIP) -r .venv/rest.txt; \
 	$(PIP) --no-build-isolation --editable .; \
 	touch $@; echo ".venv is ready after $$((SECONDS - start)) s"
 
@@ -35,8 +37,9 @@ unit: setup  ## the tests that need no engine
 
 soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
 	$(BIN)/labkit doctor --probe
-	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py tests/engine/test_head_forms.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_swap.py
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_extract_real.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
 
 PEERS := .venv/peers
@@ -49,7 +52,9 @@ bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet 
 	$(BIN)/python -m benchmarks.client_overhead
 	$(BIN)/python -m benchmarks.ngram_vs_vllm
 	$(BIN)/python -m benchmarks.experts_unique
+	$(BIN)/python -m benchmarks.vocab_vs_speculators
 	$(BIN)/python -m benchmarks.steps_vs_model
+	$(BIN)/python -m benchmarks.extract_vs_prefill
 	$(BIN)/python -m benchmarks.trace_vs_hta $(PEERS)/bin/python
 
 lab: setup  ## JupyterLab on loopback

@@ -143,6 +143,36 @@ def doctor(
 
 
 @app.command()
+def extract(
+    dataset: Annotated[Path, typer.Argument(help="the folder with dataset.parquet")],
+    out: Annotated[Path, typer.Argument(help="the folder for the states; shards may share it")],
+    target: Annotated[str, typer.Option(help="a target's name, a model directory, or a hub id")] = "smollm2",
+    server: Annotated[str, typer.Option(help="address of a running extract server; else one is started")] = "",
+    layers: Annotated[str, typer.Option(help='layer ids, as "2,15,27"; the default where left out')] = "",
+    shard: Annotated[str, typer.Option(help='"2/4" for the second of four workers')] = "",
+    form: Annotated[str, typer.Option(help="bf16, zstd (lossless) or fp8")] = "bf16",
+    backend: Annotated[str, typer.Option(help="vllm, or transformers for what vLLM cannot serve")] = "vllm",
+    concurrency: Annotated[int, typer.Option(help="rows under way")] = 16,
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="name=value of the server")] = None,
+) -> None:
+    """Write the target's hidden states of a data set, or one worker's shard of them, and check them."""
+    from labkit import extract as states
+    from labkit import pipeline, targets
+    from labkit.engine.service import experiment
+
+    options = {"log_dir": out.with_name(f"{out.name}-logs-{shard.replace('/', '-of-')}")} if shard else {}
+    options |= experiment.options(parse_parameters(option))
+    source = server or pipeline.extract_server(targets.resolve(target), out, layers, **options)
+    work = {"layers": layers, "shard": shard, "form": form, "backend": backend, "concurrency": concurrency}
+    states.run(dataset, source, out, target=targets.resolve(target), **work)
+    problems = states.verify(out, dataset_dir=dataset, shard=shard)
+    typer.echo(f"{len(problems)} problems; the next token agrees in {problems.attrs['agreement']:.1%}")
+    if len(problems):
+        typer.echo(problems.to_string(index=False))
+        raise typer.Exit(1)
+
+
+@app.command()
 def swap(
     service: Annotated[str, typer.Argument(help="the systemd service, NAME or NAME.service")],
     command: Annotated[
@@ -182,6 +212,18 @@ def swap(
         code = experiment.run(command, server.root_url) if command else experiment.until_interrupted(plan)
     typer.echo(f"{plan.service} is back and answers at {plan.url}")
     raise typer.Exit(code)
+
+
+@app.command()
+def convert_head(
+    head: Annotated[str, typer.Argument(help="a head directory, in speculators' or the llama form")],
+    out: Annotated[str, typer.Argument(help="the directory to write")],
+    form: Annotated[str, typer.Option(help="speculators (vLLM) or llama (vLLM and SGLang)")] = "llama",
+) -> None:
+    """Write an EAGLE-3 head in its other form; the tensors stay bit for bit the same."""
+    from labkit import draft
+
+    typer.echo(f"{draft.convert(Path(head), Path(out), form)} is a head in {form} form")
 
 
 @app.command()

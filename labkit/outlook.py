@@ -13,13 +13,14 @@ import pandas as pd
 from labkit import options
 from labkit.costmodel import scenario as known
 from labkit.costmodel.published import published
-from labkit.costmodel.questions import answer, best_k, concurrency, rate_for, speedups, stops_paying
+from labkit.costmodel.questions import answer, best_k, concurrency, length_at, rate_for, stops_paying
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
 from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR, verdict
 from labkit.targets import Geometry
 
 NS = (1, 2, 3, 4, 5, 6, 8)
+DRAFTED = range(1, 9)
 LOSSY = "E"
 
 
@@ -56,7 +57,7 @@ def outlook(
     tables = {"A plain step": known.step_table(model), "Verifying n tokens": model.table(NS, streams)}
     if best is not None:
         drafting, length = drafting_with(model, best)
-        tables["By k: " + named(best)] = by_k(drafting, length.mid, best["num_speculative_tokens"], streams)
+        tables["By k: " + named(best)] = by_k(drafting, length, best["num_speculative_tokens"], streams)
         tables["By streams: " + named(best)] = by_streams(drafting, length, best["num_speculative_tokens"])
     seen = known.scenario_for(model.geometry.name, model.hardware.name)
     if seen:
@@ -127,9 +128,11 @@ def conclusion(found: Outlook, *, recorded: str, measured: Mapping[int, float], 
     )
 
 
-def by_k(model: StepModel, length: float, k: int, streams: int) -> pd.DataFrame:
-    """Cost and gain by drafted tokens, at the conditional rate that gives k of them that acceptance length."""
-    table = speedups(model, rate_for(length, k), streams=(streams,))
+def by_k(model: StepModel, length: Range, k: int, streams: int) -> pd.DataFrame:
+    """Cost and gain by drafted tokens, at the conditional rates that give k of them that acceptance length."""
+    rates = [rate_for(side, k) for side in length]
+    lengths = {drafted: Range(*(length_at(rate, drafted) for rate in rates)) for drafted in DRAFTED}
+    table = pd.DataFrame([answer(model, reached, drafted, streams) for drafted, reached in lengths.items()])
     best = best_k(table)["num_speculative_tokens"].iloc[0]
     names = ["num_speculative_tokens", "acceptance_length", "verify_ratio", "break_even", "tpot_ms"]
     chosen = table[[*names, "speedup_low", "speedup", "speedup_high"]]
@@ -172,7 +175,7 @@ def text(found: Outlook) -> str:
         shown = table.drop(columns=[c for c in ("source", "how") if c in table])
         lines += [title, printed(shown), ""]
         if title.startswith("By streams"):
-            lines += [f"  speculation stops paying from {ends(stops_paying(table))} streams on", ""]
+            lines += [f"  {stops_sentence(table)}", ""]
         if "speedup_published" in table:
             lines += [f"  {trust(table)}", ""]
     columns = ["rank", "option", "draft", "possible", "hours", "speedup_low", "speedup", "speedup_high", "verdict"]
@@ -194,12 +197,13 @@ def trust(table: pd.DataFrame) -> str:
     return f"the published speedup lies outside the predicted interval at {told} streams: do not rely on it there"
 
 
-def ends(found: dict[str, float]) -> str:
-    """`stops_paying` as text."""
-    told = {
-        name: "more than were tried" if value == float("inf") else f"{value:g}" for name, value in found.items()
-    }
-    return f"{told['mid']} [{told['low']}, {told['high']}]"
+def stops_sentence(table: pd.DataFrame) -> str:
+    """`stops_paying` as a sentence."""
+    found, most = stops_paying(table), f"{table['streams'].max():g}"
+    if found["low"] == float("inf"):
+        return f"speculation pays at every number of streams that was tried, up to {most}"
+    told = {name: f"{n:g}" if n < float("inf") else f"more than {most}" for name, n in found.items()}
+    return f"speculation stops paying from {told['mid']} [{told['low']}, {told['high']}] streams on"
 
 
 def printed(table: pd.DataFrame) -> str:

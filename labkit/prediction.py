@@ -120,6 +120,8 @@ def right(predicted: float, measured: pd.Series) -> bool | None:
 def sentence(table: pd.DataFrame) -> str:
     """How well the prediction did, and what the rest is."""
     judged = table.dropna(subset=["right"])
+    if table["predicted"].isna().all():
+        return "Nothing can be predicted: that takes token ids (vLLM's return_token_ids) and step times."
     if judged.empty:
         told = ", ".join(f"{row.category} {row.predicted:.2f}×" for row in table.itertuples())
         return f"Predicted from step times, nothing measured to compare with: {told}."

@@ -143,6 +143,15 @@ def coerce(name: str, kind: Any, value: Any) -> Any:
     raise BadParameter(f"parameter {name}={value!r} is no {kind.__name__}", f"give {name} as {kind.__name__}")
 
 
+def refuse_one_server_for_both(server: str, variant_server: str) -> None:
+    """Raise BadParameter where baseline and variant would be one server: every speedup would be 1."""
+    if server and server.rstrip("/").removesuffix("/v1") == variant_server.rstrip("/").removesuffix("/v1"):
+        raise BadParameter(
+            f"server and variant_server are both {server}",
+            "give variant_server the address of the server that speculates",
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Profiling(Settings):
     """Notebook 01: where does decode time go?"""
@@ -217,6 +226,16 @@ class NgramBaseline(Settings):
     plan_for: str = "kimi-k2.5"
     plan_hardware: str = "rtx-pro-6000-pcie-x8"
 
+    def __post_init__(self) -> None:
+        """Refuse now what the variant's server would refuse after the baseline was measured."""
+        super().__post_init__()
+        refuse_one_server_for_both(self.server, self.variant_server)
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise BadParameter(
+                f"prompt_lookup_min={self.prompt_lookup_min} is above prompt_lookup_max={self.prompt_lookup_max}",
+                "give a smaller prompt_lookup_min",
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertActivation(Settings):
@@ -266,12 +285,18 @@ class Eagle3Pipeline(Settings):
     }
 
     prompts: str = "templated"
+    answers: str = "target"
+    train_reasoning: bool = True
     num_prompts: int = 0
     held_out: int = 0
     max_tokens: int = 0
     temperature: float = 0.0
+    top_p: float = 1.0
     concurrency: int = 64
     aux_layers: str = ""
+    hidden_states: str = "bf16"
+    states_backend: str = "vllm"
+    shard: str = ""
     draft_vocab_size: int = 0
     epochs: int = 0
     learning_rate: float = 1e-3
@@ -285,6 +310,15 @@ class Eagle3Pipeline(Settings):
     plan_tokens: int = 2048
     plan_disk_gb: float = 0.0
     rent_after_days: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse answers of nobody now, not after the prompts are there."""
+        super().__post_init__()
+        if self.answers not in ("target", "dataset"):
+            raise BadParameter(
+                f"answers={self.answers!r} is nobody's",
+                "use target (it answers itself: on-policy) or dataset (the data set's own answers)",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,6 +354,11 @@ class Evaluation(Settings):
     concurrency: int = 1
     num_speculative_tokens: int = 3
     max_model_len: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared."""
+        super().__post_init__()
+        refuse_one_server_for_both(self.server, self.variant_server)
 
 
 NOTEBOOKS: dict[str, type[Settings]] = {

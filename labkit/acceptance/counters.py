@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from labkit.engine.urls import root_url
+from labkit.engine.urls import get, root_url
 from labkit.errors import LabError
 
 
@@ -50,12 +51,14 @@ class Counters:
     """Values summed over engines (and API servers), and when each series began.
 
     values["accepted_at:i"] counts draft position i. `created` maps a series to its start as the server says.
-    `windowed` names gauges of acceptance that are not zero.
+    `windowed` names gauges of acceptance that are not zero. `series` holds the values before they are summed: one
+    engine of several that begins anew is seen there alone.
     """
 
     values: dict[str, float]
     created: dict[str, float]
     windowed: tuple[str, ...] = ()
+    series: dict[str, float] = field(default_factory=dict)
 
     @property
     def speculates(self) -> bool:
@@ -112,15 +115,14 @@ class Counters:
             )
         moved = [name for name in self.created if later.created.get(name) != self.created[name]]
         delta = {name: value - self.values.get(name, 0.0) for name, value in later.values.items()}
-        fallen = [name for name, value in delta.items() if value < 0]
-        gone = [name for name in self.values if name not in later.values]
-        if moved or fallen or gone:
-            which = ", ".join((moved + fallen + gone)[:4])
+        fallen = [name for name, value in self.series.items() if later.series.get(name, -1.0) < value]
+        if moved or fallen:
+            which = ", ".join((moved + fallen)[:4])
             raise CountersReset(
                 f"counters went back or began anew between the snapshots: {which}",
                 "the server restarted; measure again without a restart",
             )
-        return Counters(delta, later.created, later.windowed)
+        return Counters(delta, later.created, later.windowed, later.series)
 
 
 def snapshot(source: object) -> Counters:
@@ -139,7 +141,7 @@ def snapshot(source: object) -> Counters:
 def fetch(url: str) -> str:
     """The text of a metrics page; raises Unreadable with the cause."""
     try:
-        response = httpx.get(url, timeout=10, trust_env=False)
+        response = get(url)
         response.raise_for_status()
     except httpx.HTTPError as error:
         raise Unreadable(
@@ -163,12 +165,15 @@ def parse(text: str) -> Counters:
             created[f"{base}{dict(labels)}"] = sample.value
         elif sample.name in WINDOWED and sample.value > 0:
             windowed.add(sample.name)
+        elif base in OURS and not (math.isfinite(sample.value) and sample.value >= 0):
+            raise Unreadable(f"{base}{dict(labels)} is {sample.value:g}, no count", "read the page again")
         elif base in OURS and series.setdefault((base, labels), sample.value) != sample.value:
             raise Unreadable(
                 f"{base}{dict(labels)} stands there twice, as {series[base, labels]:g} and {sample.value:g}",
                 "is this the page of several servers strung together? give the /metrics of one",
             )
-    return Counters(summed(series), created, tuple(sorted(windowed)))
+    told = {f"{base}{dict(labels)}": value for (base, labels), value in series.items()}
+    return Counters(summed(series), created, tuple(sorted(windowed)), told)
 
 
 def samples(text: str) -> list[Sample]:

@@ -22,6 +22,8 @@ class _Rates:
 
     values: tuple[float, ...]
 
+    __array_ufunc__ = None  # nor in numpy, which would take them for lists of numbers
+
     def __iter__(self) -> Iterator[float]:
         return iter(self.values)
 
@@ -80,10 +82,13 @@ class Acceptance:
         falling = all(after <= before for before, after in itertools.pairwise(ladder))
         torn = bool(self.accepted_at) and self.accepted != sum(self.accepted_at)
         over = self.drafted is not None and self.accepted > self.drafted
+        if self.eligible_at is not None:  # a draft that had a token accepted had that token
+            over |= len(self.eligible_at) != len(self.accepted_at)
+            over |= any(had < n for had, n in zip(self.eligible_at, self.accepted_at, strict=False))
         if min(*ladder, self.accepted) < 0 or not falling or torn or over:
             raise Impossible(
                 f"drafts {self.drafts}, drafted {self.drafted}, accepted {self.accepted}, by position "
-                f"{self.accepted_at}",
+                f"{self.accepted_at}" + (f" of {self.eligible_at}" if self.eligible_at is not None else ""),
                 "accepted counts must fall with the position, stay below the drafts and add up; were conditional "
                 "counts, or counters of different moments, mixed?",
             )

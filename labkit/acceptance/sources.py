@@ -23,7 +23,7 @@ def from_positions(
     tokens: int | None = None,
 ) -> Acceptance:
     """Acceptance from counts (not rates) by position; `drafted` defaults to full-length drafts."""
-    whole = [int(n) for n in accepted_at]
+    whole = [int(n) if math.isfinite(n) else -1 for n in accepted_at]
     rates = isinstance(accepted_at, (Unconditional, Conditional))
     if rates or any(n != given for n, given in zip(whole, accepted_at, strict=True)):
         raise Impossible(f"accepted_at={tuple(accepted_at)} holds rates", "give counts, not rates")
@@ -42,6 +42,8 @@ def from_steps(
 ) -> Acceptance:
     """Acceptance from the number of drafted and accepted tokens of each step; steps without a draft have 0, 0."""
     d, a = np.asarray(drafted, np.int64), np.asarray(accepted, np.int64)
+    if d.shape != a.shape:
+        raise Impossible(f"{d.size} steps drafted, {a.size} accepted", "give both for every step")
     wrong = np.flatnonzero((a < 0) | (a > d) | (d > k))
     if len(wrong):
         step = wrong[0]

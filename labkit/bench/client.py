@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse
@@ -23,7 +22,7 @@ from labkit.bench.plan import Plan, Workload
 from labkit.bench.prompts import Prompt
 from labkit.bench.rows import Row
 from labkit.bench.stream import BrokenStream, Stream
-from labkit.engine.urls import headers
+from labkit.engine.urls import headers, local
 from labkit.errors import LabError
 
 CONNECT_S = 10.0
@@ -123,7 +122,7 @@ class Session:
         async with aconnect_sse(self.client, "POST", f"{self.plan.base_url}/{path}", json=body) as source:
             if source.response.status_code != 200:
                 text = (await source.response.aread()).decode(errors="replace")
-                raise Refused(source.response.status_code, text, source.response.headers.get("retry-after", ""))
+                raise Refused(source.response.status_code, text, source.response.headers)
             async for event in source.aiter_sse():
                 at = time.perf_counter()
                 if event.data.strip() == "[DONE]":
@@ -151,7 +150,7 @@ def fed(stream: Stream, data: str, at: float) -> None:
     event = json.loads(data)
     try:
         stream.feed(event, at)
-    except (AttributeError, TypeError, KeyError) as error:
+    except (AttributeError, TypeError, KeyError, ValueError) as error:
         raise BrokenStream(
             f"event of an unknown shape ({error}): {data[:200]}", "is this an OpenAI-compatible server?"
         ) from error
@@ -160,10 +159,13 @@ def fed(stream: Stream, data: str, at: float) -> None:
 class Refused(LabError):
     """The server answered with a status other than 200."""
 
-    def __init__(self, status: int, text: str, retry_after: str = "") -> None:
-        """`text` is the body of the answer, `retry_after` its header of that name."""
-        later = f" (retry after {retry_after} s)" if retry_after.isdigit() else f" (retry after {retry_after})"
-        super().__init__(f"HTTP {status}: {message_of(text)}{later if retry_after else ''}")
+    def __init__(self, status: int, text: str, headers: Mapping[str, str]) -> None:
+        """`text` is the body of the answer; its headers say when to try again, or where a redirect leads."""
+        later, place = headers.get("retry-after", ""), headers.get("location", "")
+        notes = [f"retry after {later} s" if later.isdigit() else f"retry after {later}"] if later else []
+        notes += [f"it redirects to {place}"] if place else []
+        more = f" ({', '.join(notes)})" if notes else ""
+        super().__init__(f"HTTP {status}: {message_of(text)}{more}")
         self.status = status
 
 
@@ -207,8 +209,8 @@ async def run_all(plan: Plan, work: Workload, emit: Callable[[Row], None]) -> No
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(work.levels) + 2)
     timeout = httpx.Timeout(plan.timeout_s, connect=CONNECT_S)
-    local = urlsplit(plan.base_url).hostname in ("127.0.0.1", "localhost", "::1")
-    async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not local, headers=headers()) as client:
+    proxy = not local(plan.base_url)
+    async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=proxy, headers=headers()) as client:
         waited = True
         for level in work.levels:
             jobs = work.jobs(level, plan.seed)

@@ -13,7 +13,7 @@ import httpx
 import pandas as pd
 
 from labkit import files
-from labkit.engine.urls import base_url, headers, root_url
+from labkit.engine.urls import base_url, get, root_url
 from labkit.settings import Settings
 
 # What a variant's rows depend on besides its own options; settings of other notebooks with these names fit too.
@@ -44,20 +44,19 @@ def weights_of(target: str) -> Any:
 def identity(url: str, model: str = "") -> dict[str, Any]:
     """What an attached server tells of itself: the model's entry and the engine's version; empty if it is away."""
     base = base_url(url)
-    local = {"timeout": 10, "headers": headers(), "trust_env": False}
     with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-        entries = httpx.get(f"{base}/models", **local).json()["data"]
+        entries = get(f"{base}/models").json()["data"]
         entry = next(entry for entry in entries if model in ("", entry["id"]))
         known = {name: entry.get(name) for name in ("id", "root", "max_model_len", "owned_by")}
-        return known | {"version": version_at(root_url(base), local)}
+        return known | {"version": version_at(root_url(base))}
     return {}
 
 
-def version_at(root: str, options: dict[str, Any]) -> str:
+def version_at(root: str) -> str:
     """The engine's version (vLLM says it at /version, SGLang at /get_server_info); empty where it does not say."""
     for path in ("version", "get_server_info"):
         with contextlib.suppress(httpx.HTTPError, ValueError, TypeError, AttributeError):
-            found = httpx.get(f"{root}/{path}", **options).json().get("version")
+            found = get(f"{root}/{path}").json().get("version")
             if found:
                 return str(found)
     return ""

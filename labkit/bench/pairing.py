@@ -80,15 +80,16 @@ def speedup(
     `by`: "category", or "concurrency" where the rows have several levels (MixedLevels without it).
     speedup is the median over prompts of the ratio of decode rates; low and high its percentile bootstrap
     interval over prompts (scipy), NaN below two prompts. total_ratio pools all tokens and times. length_drift:
-    variant tokens / baseline tokens - 1. left_out: prompts that only one of the two answered.
+    variant tokens / baseline tokens - 1. left_out: prompts that not both answered; where that is all of a
+    category, its row says so.
     """
     pairs = paired(rows, baseline, variant)
-    groups = [("all", pairs)] if by is None else list(pairs.groupby(by, sort=False, dropna=False))
     prompts = rows[rows["variant"].isin([baseline, variant])]
+    groups = [("all", prompts)] if by is None else prompts.groupby(by, sort=False, dropna=False)
     table = []
-    for name, group in groups:
+    for name, asked in groups:
+        group = pairs if by is None else pairs[pairs[by].isna() if pd.isna(name) else pairs[by] == name]
         refuse_levels(group, by)
-        asked = prompts if by is None else prompts[prompts[by] == name]
         left_out = asked["prompt_id"].nunique() - len(group)
         table.append({by or "scope": name} | statistics(group, confidence, seed) | {"left_out": left_out})
     return pd.DataFrame(table)

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -165,7 +165,10 @@ def refuse_placeholders(rows: list[dict[str, Any]], source: str | Path) -> None:
 
 
 def as_prompts(values: pd.DataFrame | Iterable[Any]) -> list[Prompt]:
-    """Prompts from rows (a frame or dicts), message lists, strings or token ids; raises BadPrompts when empty."""
+    """Prompts from rows (a frame or dicts), message lists, strings or token ids, each with an id of its own.
+
+    Raises BadPrompts where there are none, or two have one id.
+    """
     if isinstance(values, pd.DataFrame):
         values = values.to_dict("records")
     found = [
@@ -173,6 +176,12 @@ def as_prompts(values: pd.DataFrame | Iterable[Any]) -> list[Prompt]:
     ]
     if not found:
         raise BadPrompts("there are no prompts to send", "give at least one")
+    doubled = [name for name, count in Counter(prompt.id for prompt in found).items() if count > 1]
+    if doubled:
+        raise BadPrompts(
+            f"{len(doubled)} ids belong to more than one prompt, the first is {doubled[0]!r}",
+            "results are paired by id, so give each prompt its own; repeats=... sends one several times",
+        )
     return found
 
 
@@ -189,7 +198,7 @@ def as_prompt(value: Any, number: int) -> Prompt:
         value = value["messages"]
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    value = list(value) if value is not None else []
+    value = list(value) if isinstance(value, Iterable) else []
     if value and all(isinstance(token, Integral) for token in value):
         return Prompt(name, category, plain_prompt(value, name))
     check_messages(value, f"prompt {name}")
@@ -198,6 +207,6 @@ def as_prompt(value: Any, number: int) -> Prompt:
 
 def plain_prompt(value: Any, name: str) -> str | list[int]:
     """Text or token ids of a plain completion; raises BadPrompts when there are none."""
-    if value is None or len(value) == 0:
+    if not isinstance(value, Sized) or len(value) == 0:
         raise BadPrompts(f"prompt {name} is empty", "give messages, or a prompt of text or token ids")
     return value if isinstance(value, str) else [int(token) for token in value]

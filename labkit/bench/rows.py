@@ -116,6 +116,7 @@ def counts(stream: Stream) -> Row:
     """The token columns and where each count comes from."""
     usage = stream.usage or {}
     total, source = usage.get("completion_tokens"), "usage"
+    total = None if total == 0 and stream.pieces else total  # a gateway that counts nothing
     ids = stream.output_ids
     if total is None:
         total, source = (len(stream.pieces), "chunks") if ids is None else (len(ids), "token_ids")
@@ -184,7 +185,7 @@ def of_response(told: Mapping[str, Any], tokens: int) -> Row:
         return of_acceptance(acceptance.from_response(told, tokens), "response")
     except LabError as error:
         return {"acceptance_source": f"unusable: {error.what}"}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return {"acceptance_source": f"unusable: unknown shape of the response's account ({error!r})"[:300]}
 
 

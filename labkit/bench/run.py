@@ -6,22 +6,27 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import json
+import math
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pandas as pd
 
+from labkit import files
 from labkit.bench import client, rows
 from labkit.bench.journal import Journal, key
 from labkit.bench.plan import Plan, Workload
-from labkit.bench.prompts import as_prompts
+from labkit.bench.prompts import Prompt, as_prompts
 from labkit.bench.rows import Row
-from labkit.engine.urls import base_url, headers, root_url
+from labkit.engine.urls import base_url, get, root_url
 from labkit.errors import LabError
 from labkit.progress import progress
 
@@ -73,7 +78,7 @@ def run(
     shuffle: bool = True,
     unique_prompts: bool = False,
     cooldown_s: float = 0.0,
-    journal: Path | None = None,
+    journal: Path | str | None = None,
 ) -> pd.DataFrame:
     """Send every prompt `repeats` times and return a row a request (columns: bench.rows.COLUMNS).
 
@@ -86,14 +91,22 @@ def run(
     cache_salt with each request (vLLM), and `tokens_cached` shows what was cached all the same where the server
     tells; `unique_prompts` puts a random mark before each prompt, for servers that know no salt. `cooldown_s`
     lies between levels, and between this run and the one before it in this process. With temperature > 0
-    repeat i uses seed + i. `journal`: a file that gets each row as it ends; what it holds is not measured again.
+    repeat i uses seed + i. `journal`: a file that gets each row as it ends; what it holds of the same requests
+    (prompt, model, max_tokens and so on; the address may be another) is not measured again.
 
     Failed requests are rows with `error` and without times. Raises ServerGone when the server stops answering
     and NothingMeasured when all requests fail; both carry `.rows`. Raises BadRun for impossible arguments.
     """
-    levels = (concurrency,) if isinstance(concurrency, int) else tuple(dict.fromkeys(concurrency))
-    check(max_tokens=max_tokens, repeats=repeats, concurrency=min(levels, default=0), warmup=warmup + 1)
-    check_body(extra_body or {})
+    several = isinstance(concurrency, Iterable) and not isinstance(concurrency, str)
+    levels = tuple(dict.fromkeys(concurrency)) if several else (concurrency,)
+    check(1, Integral, max_tokens=max_tokens, repeats=repeats)
+    for level in levels or (0,):
+        check(1, Integral, concurrency=level)
+    check(0, Integral, warmup=warmup)
+    check(-math.inf, Integral, seed=seed)
+    check(0, Real, temperature=temperature, cooldown_s=cooldown_s)
+    check(1e-3, Real, timeout_s=timeout_s)
+    check_body({} if extra_body is None else extra_body)
     chosen = as_prompts(prompts)
     url = base_url(getattr(server, "base_url", server))
     plan = Plan(
@@ -109,14 +122,16 @@ def run(
         extra_body=extra_body or {},
     )
     work = Workload(chosen, repeats, warmup, levels, cooldown_s, shuffle)
-    table = measured(plan, work, variant, Journal(journal) if journal else None)
+    table = measured(plan, work, variant, Journal(Path(journal)) if journal else None)
     raise_if_failed(table, server, url)
     return table
 
 
 def measured(plan: Plan, work: Workload, variant: str, journal: Journal | None) -> pd.DataFrame:
     """Rows of the whole workload, in the order of the prompts: those of the journal, and the rest sent now."""
+    digests = {prompt.id: digest_of(prompt, plan, variant) for prompt in work.prompts}
     kept = [row for row in journal.rows() if not row.get("error")] if journal else []
+    kept = [row for row in kept if row.get("request") == digests.get(row["prompt_id"])]
     work = dataclasses.replace(work, done=frozenset(key(row) for row in kept))
     total = sum(len(work.jobs(level, plan.seed)) for level in work.levels)
     if total and ended:
@@ -127,12 +142,18 @@ def measured(plan: Plan, work: Workload, variant: str, journal: Journal | None) 
         for row in progress(running, f"requests {variant}", total):
             found.append(row | {"variant": variant})
             if journal:
-                journal.append(found[-1])
+                journal.append(found[-1] | {"request": digests[row["prompt_id"]]})
     ended[:] = [time.monotonic()]
     place = {prompt.id: i for i, prompt in enumerate(work.prompts)}
     wanted = {(level, repeat) for level in work.levels for repeat in range(work.repeats)}
     found = [row for row in found if key(row)[:2] in wanted and key(row)[2] in place]
     return rows.frame(sorted(found, key=lambda row: (*key(row)[:2], place[key(row)[2]])))
+
+
+def digest_of(prompt: Prompt, plan: Plan, variant: str) -> str:
+    """What tells a prompt's requests from others of its id in a journal; the address may change with a restart."""
+    sent = [plan.model, plan.max_tokens, plan.temperature, plan.seed, plan.unique_prompts, dict(plan.extra_body)]
+    return files.digest([variant, prompt.content, *sent])
 
 
 @contextlib.contextmanager
@@ -149,15 +170,23 @@ def small_collections() -> Iterator[None]:
         gc.unfreeze()
 
 
-def check(**numbers: int) -> None:
-    """Raise BadRun for a number below 1."""
+def check(least: float, kind: type, **numbers: Any) -> None:
+    """Raise BadRun for what is no number of this kind (Integral, Real), or below `least`."""
     for name, value in numbers.items():
-        if value < 1:
-            raise BadRun(f"{name}={value}", f"{name} has to be at least 1")
+        if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
+            raise BadRun(f"{name}={value!r}", f"give {name} as a {'whole ' if kind is Integral else ''}number")
+        if value < least:
+            raise BadRun(f"{name}={value}", f"{name} has to be at least {least:g}")
 
 
 def check_body(extra: Mapping[str, Any]) -> None:
-    """Raise BadRun for fields that would make the rows wrong: several answers, or the lab's own fields."""
+    """Raise BadRun for fields that would make the rows wrong: no JSON, several answers, the lab's own fields."""
+    try:
+        json.dumps(dict(extra), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadRun(
+            f"extra_body={extra!r:.200} is no JSON object: {error}", "give a dict of JSON's types"
+        ) from error
     for name in OWN_FIELDS & set(extra):
         raise BadRun(f"extra_body has {name!r}", f"give {name} as an argument, or leave it out: the lab sets it")
     for name in SEVERAL:
@@ -172,15 +201,22 @@ def check_body(extra: Mapping[str, Any]) -> None:
 def served_model(url: str) -> str:
     """The first model that the server lists; raises NoModel with what it answered instead."""
     try:
-        reply = httpx.get(f"{url}/models", timeout=30, headers=headers())
+        reply = get(f"{url}/models", timeout=30)
         return str(reply.json()["data"][0]["id"])
     except httpx.HTTPError as error:
         raise NoModel(f"nothing answers at {url}/models: {error}", "is the server up at that address?") from error
     except (ValueError, LookupError, TypeError) as error:
         raise NoModel(
-            f"{url}/models answered HTTP {reply.status_code}: {client.message_of(reply.text)}",
-            "check the address (http://host:port), or name the model with model=...",
+            f"{url}/models answered {client.Refused(reply.status_code, reply.text, reply.headers)}",
+            remedy(reply.status_code) or "check the address (http://host:port), or name the model with model=...",
         ) from error
+
+
+def remedy(status: int) -> str:
+    """What to do about an answer of this HTTP status; empty where that is not known."""
+    if status in (401, 403):
+        return "put the key that the server wants into the environment variable LABKIT_API_KEY"
+    return "give the address that it redirects to" if 300 <= status < 400 else ""
 
 
 def in_background(work: Callable[[Callable[[Row], None]], Coroutine[Any, Any, None]]) -> Iterator[Row]:
@@ -231,9 +267,11 @@ def raise_if_failed(table: pd.DataFrame, server: Any, url: str) -> None:
             table,
         )
     if len(failed) == len(table):
+        status = re.match(r"HTTP (\d{3})\b", first)
         raise NothingMeasured(
             f"all {len(table)} requests to {url} failed; the first: {first}",
-            "check the model name, the prompt lengths and max_tokens against the server's max_model_len",
+            remedy(int(status[1]) if status else 0)
+            or "check the model name, the prompt lengths and max_tokens against the server's max_model_len",
             table,
         )
 
@@ -241,7 +279,7 @@ def raise_if_failed(table: pd.DataFrame, server: Any, url: str) -> None:
 def reachable(url: str) -> bool:
     """Whether anything answers at the address."""
     try:
-        httpx.get(f"{url}/models", timeout=10)
+        get(f"{url}/models")
     except httpx.HTTPError:
         return False
     return True

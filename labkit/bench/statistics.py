@@ -16,13 +16,14 @@ def succeeded(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["error"].isna()]
 
 
-def summary(rows: pd.DataFrame, by: Sequence[str] = ("variant", "category")) -> pd.DataFrame:
+def summary(rows: pd.DataFrame, by: str | Sequence[str] = ("variant", "category")) -> pd.DataFrame:
     """A row a group: counts of requests and tokens, median times, pooled decode rate, and advice where needed.
 
     tok_s is pooled: (tokens - 1 of each request) / decode time, so it is 1000 / the token-weighted TPOT. Times are
     medians over requests. tokens_* are means a request. Groups in which nothing succeeded stay, with NaN.
     """
-    groups = rows.groupby(list(by), sort=False, dropna=False)
+    by = [by] if isinstance(by, str) else list(by)
+    groups = rows.groupby(by, sort=False, dropna=False)
     return pd.DataFrame(
         dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | figures(group)
         for key, group in groups
@@ -54,14 +55,14 @@ def figures(group: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def levels(rows: pd.DataFrame, by: Sequence[str] = ("variant", "concurrency")) -> pd.DataFrame:
+def levels(rows: pd.DataFrame, by: str | Sequence[str] = ("variant", "concurrency")) -> pd.DataFrame:
     """A row a variant and concurrency level: what the server did as a whole beside what one request saw.
 
     throughput_tok_s: all tokens of the level over the time from its first request to its last token, warm-up not
     in it, an interruption neither. tok_s as in `summary`: of one stream. Percentiles are over requests.
     """
-    found = []
-    for key, group in rows.groupby(list(by), sort=False, dropna=False):
+    by, found = [by] if isinstance(by, str) else list(by), []
+    for key, group in rows.groupby(by, sort=False, dropna=False):
         good = succeeded(group)
         row = dict(zip(by, key, strict=True)) | {"requests": len(group), "failed": len(group) - len(good)}
         row |= {"wall_s": wall_s(good), "throughput_tok_s": np.nan, "tok_s": rate(good)}

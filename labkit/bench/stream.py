@@ -14,6 +14,11 @@ from labkit.errors import LabError
 THINK = re.compile(r"(?P<open><think>|◁think▷)|(?P<close></think>|◁/think▷)")
 
 
+# The counts in a usage, or in its details.
+TOKENS = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "prompt_cache_hit_tokens")
+FAILED = ("abort", "error", "cancelled")  # finish reasons of an answer that the server gave up
+
+
 class BrokenStream(LabError):
     """A stream that began well carried an error, or ended before its finish reason."""
 
@@ -49,18 +54,19 @@ class Stream:
     speculation: Mapping[str, Any] | None = None
 
     def feed(self, event: Any, at: float) -> None:
-        """Take in one event; raises BrokenStream for an error object inside the stream."""
+        """Take in one event; raises BrokenStream for an error inside the stream, TypeError for odd fields."""
         if not isinstance(event, Mapping):
             raise BrokenStream(f"event that is no object: {event!r:.200}", "is this an OpenAI-compatible server?")
         if event.get("error") or event.get("object") == "error":
             error = event.get("error") or event
             message = error.get("message", error) if isinstance(error, Mapping) else error
             raise BrokenStream(f"error inside the stream: {message}", "see the server's log")
-        self.usage = event.get("usage") or self.usage
-        self.prompt_ids = event.get("prompt_token_ids") or self.prompt_ids
+        usage = counts(event.get("usage"))
+        self.usage = usage or self.usage
+        self.prompt_ids = ids(event.get("prompt_token_ids")) or self.prompt_ids
         self.speculation = speculation(event) or self.speculation
         for choice in event.get("choices") or []:  # the usage chunk has none
-            self.take(choice, at, (event.get("usage") or {}).get("completion_tokens"))
+            self.take(choice, at, usage.get("completion_tokens"))
 
     def take(self, choice: Mapping[str, Any], at: float, total: int | None = None) -> None:
         """Take in the choice of an event (chat delta or completion text); refuses a second one (BrokenStream)."""
@@ -71,29 +77,35 @@ class Stream:
             )
         self.first_chunk = at if self.first_chunk is None else self.first_chunk
         delta = choice.get("delta") or {}
-        self.prompt_ids = choice.get("prompt_token_ids") or self.prompt_ids
-        self.usage = choice.get("usage") or self.usage  # Kimi's own API has it here
+        self.prompt_ids = ids(choice.get("prompt_token_ids")) or self.prompt_ids
+        self.usage = counts(choice.get("usage")) or self.usage  # Kimi's own API has it here
         self.speculation = speculation(choice) or self.speculation
         thought, answer = texts(delta.get("content"))
         piece = Piece(
             at,
-            reasoning=delta.get("reasoning") or delta.get("reasoning_content") or thought,
-            answer=answer or delta.get("refusal") or choice.get("text") or "",
+            reasoning=text(delta.get("reasoning") or delta.get("reasoning_content") or thought),
+            answer=text(answer or delta.get("refusal") or choice.get("text")),
             tool=called(delta),
-            tokens=choice.get("token_ids"),
+            tokens=ids(choice.get("token_ids")),
             total=total,
         )
         if piece.visible:
             self.pieces.append(piece)
         if choice.get("finish_reason"):
-            self.finish_reason, self.finished_at = choice["finish_reason"], at
+            self.finish_reason, self.finished_at = text(choice["finish_reason"]), at
 
     def close(self) -> None:
-        """The stream is over: sort out inline think tags; raises BrokenStream when it was cut off."""
+        """The stream is over: sort out inline think tags; raises BrokenStream when it was cut off or given up."""
         if self.finish_reason is None:
             raise BrokenStream(
                 f"the stream ended after {len(self.pieces)} chunks without a finish reason",
                 "the server or something between broke it off; see the server's log",
+            )
+        if self.finish_reason in FAILED:
+            raise BrokenStream(
+                f"the server gave the answer up after {len(self.pieces)} chunks (finish reason "
+                f"{self.finish_reason!r})",
+                "see the server's log",
             )
         if not any(piece.reasoning for piece in self.pieces):
             move_inline_reasoning(self.pieces)
@@ -113,13 +125,14 @@ class Stream:
 
     @property
     def chunk_tokens(self) -> list[int] | None:
-        """Tokens in each chunk with output, from their ids or the usage so far; None where neither tells."""
+        """Tokens in each chunk with output, from their ids or a usage that rises; None where neither tells."""
         if self.output_ids is not None:
             return [len(piece.tokens or ()) for piece in self.pieces]
         totals = [piece.total for piece in self.pieces if piece.total is not None]
         if not totals or len(totals) < len(self.pieces):
             return None
-        return [after - before for before, after in pairwise([0, *totals])]
+        found = [after - before for before, after in pairwise([0, *totals])]
+        return found if min(found) >= 0 else None
 
     @property
     def bytes(self) -> int:
@@ -135,6 +148,40 @@ class Stream:
         """When the first output, or the first of the answer (text or tool call), came; None if none did."""
         found = (p.at for p in self.pieces if not answer or p.answer.strip() or p.tool)
         return next(found, None)
+
+
+def text(value: Any) -> str:
+    """A field's text, empty for None; raises TypeError for anything else."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"text expected, not {value!r:.80}")
+    return value or ""
+
+
+def ids(value: Any) -> list[int] | None:
+    """A field's token ids; raises TypeError for anything else."""
+    if value is not None and not (isinstance(value, list) and all(type(token) is int for token in value)):
+        raise TypeError(f"token ids expected, not {value!r:.80}")
+    return value
+
+
+def count(value: Any) -> int | None:
+    """A number of tokens; raises TypeError for what is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if value is not None and not (type(value) is int and 0 <= value < 2**31):
+        raise TypeError(f"a number of tokens expected, not {value!r:.80}")
+    return value
+
+
+def counts(usage: Any) -> dict[str, Any]:
+    """The counts of a usage, its details too where they are an object; empty for none. Raises TypeError."""
+    found = {}
+    for name, value in dict(usage or {}).items():
+        if isinstance(value, Mapping) and name.endswith("_details"):
+            found[name] = {inner: count(value[inner]) for inner in TOKENS if inner in value}
+        elif name in TOKENS:
+            found[name] = count(value)
+    return found
 
 
 def speculation(event: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -63,8 +63,8 @@ def draft_ms(facts: Mapping[str, Any], hardware: Hardware, ranks: int, k: int) -
     gb, found = each + once / k, []
     overhead = Range.of(drafts()["overhead"])
     collectives_ms = (COLLECTIVES * hardware.allreduce_us.mid if ranks > 1 else 0.0) / 1e3
-    low, mid, high = hardware.efficiency
-    for efficiency, factor in ((high, overhead.low), (mid, overhead.mid), (low, overhead.high)):
-        reading = gb / (efficiency * hardware.bandwidth_gb_s.mid) * 1e3
+    low, mid, high = (e * b for e, b in zip(hardware.efficiency, hardware.bandwidth_gb_s, strict=True))
+    for gb_s, factor in ((high, overhead.low), (mid, overhead.mid), (low, overhead.high)):
+        reading = gb / gb_s * 1e3
         found.append(factor * (reading + collectives_ms))
     return Range.of(found)

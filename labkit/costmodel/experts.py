@@ -17,7 +17,8 @@ def loaded(
     """Expert reads a layer of a step with `streams` requests of n tokens each, for each reuse factor.
 
     Within a request tokens reuse experts by r: U = k + r (U_uniform(n) - k); requests are taken as independent of
-    each other. Pairwise, every token reads its own k. A budget caps unique experts (MoE-Spec's truncation).
+    each other, and no more experts are touched than tokens choose. Pairwise, every token reads its own k. A budget
+    caps unique experts (MoE-Spec's truncation).
     """
     total, chosen = geometry.n_routed_experts, geometry.num_experts_per_tok
     if not total:
@@ -25,6 +26,7 @@ def loaded(
     if pairwise:
         return np.full_like(reuse, n * streams * chosen)
     one = chosen + reuse * (expected_unique(total, chosen, n) - chosen)
+    one = np.minimum(one, min(total, n * chosen))
     unique = total * (1 - (1 - one / total) ** streams)
     return np.minimum(unique, budget) if budget else unique
 
@@ -42,14 +44,15 @@ def expected_fullest(unique: int, experts: int, ranks: int) -> float:
     """`fullest_rank` of a whole number of experts, each set of them as likely as another.
 
     E[max] = sum over x of P(max > x); P(max <= x) counts the sets with at most x on each rank: the coefficient of
-    z^unique in (sum over j <= x of C(experts / ranks, j) z^j)^ranks.
+    z^unique in the product over ranks of (sum over j <= x of C(own, j) z^j). Where ranks do not divide the
+    experts, the first ones own one more, as in vLLM.
     """
-    own = experts // ranks
-    ways, every = special.comb(own, np.arange(own + 1)), special.comb(experts, unique)
+    owned = [experts // ranks + (rank < experts % ranks) for rank in range(ranks)]
+    ways, every = [special.comb(own, np.arange(own + 1)) for own in owned], special.comb(experts, unique)
     expected = 0.0
-    for most in range(min(own, unique)):
+    for most in range(min(owned[0], unique)):
         sets = np.ones(1)
-        for _ in range(ranks):
-            sets = np.convolve(sets, ways[: most + 1])[: unique + 1]
+        for mine in ways:
+            sets = np.convolve(sets, mine[: most + 1])[: unique + 1]
         expected += 1 - (sets[unique] / every if len(sets) > unique else 0.0)
     return expected

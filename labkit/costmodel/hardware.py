@@ -22,6 +22,8 @@ FIGURES = {
     "token_ms": ("ms", "what each further token adds besides"),
 }
 
+DIVISORS = ("bandwidth_gb_s", "efficiency", "tflops")  # time is something over these
+NEEDED = ("gpus", "bandwidth_gb_s")
 NOTHING = Range.of(0)
 ENDLESS = Range.of(1e12)
 
@@ -30,9 +32,13 @@ class UnknownHardware(LabError):
     """A hardware name is not in data/hardware.json."""
 
 
+class BadHardware(LabError):
+    """A server's figure is missing, or cannot be."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One server's figures, as FIGURES says; `device` is "cuda" or "cpu".
+    """One server's figures, as FIGURES says, each a range or a number; `device` is "cuda" or "cpu".
 
     measured: by model, a step's time (one token, one stream) and count of AllReduces; where that is known,
     other_ms is what it leaves over. tflops: no limit where none is given.
@@ -52,6 +58,19 @@ class Hardware:
     measured: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        """Numbers become ranges; raises BadHardware for what no server has."""
+        for name in FIGURES:
+            figure = Range.of(getattr(self, name))
+            object.__setattr__(self, name, figure)
+            if figure.low < 0 or (name in DIVISORS and figure.low == 0):
+                raise BadHardware(
+                    f"{self.name}: {name} is {figure.low:g}",
+                    "give it above 0" if name in DIVISORS else "give 0 or more, or leave it out",
+                )
+        if self.gpus < 1:
+            raise BadHardware(f"{self.name}: gpus is {self.gpus}", "count GPUs from 1 (on a CPU: ranks)")
+
 
 def known_hardware() -> list[str]:
     """The names in data/hardware.json."""
@@ -59,11 +78,17 @@ def known_hardware() -> list[str]:
 
 
 def hardware(name: str) -> Hardware:
-    """The hardware of that name in data/hardware.json; raises UnknownHardware with the names there are."""
+    """The hardware of that name in data/hardware.json; raises UnknownHardware with the names there are.
+
+    Raises BadHardware for an entry without what every step needs, or with figures that cannot be.
+    """
     known = files.read_json(settings.root() / "data" / "hardware.json")
     if name not in known:
         raise UnknownHardware(f"hardware {name!r} is not in data/hardware.json", f"use one of {', '.join(known)}")
     entry = known[name]
+    missing = [key for key in NEEDED if key not in entry]
+    if missing:
+        raise BadHardware(f"{name} in data/hardware.json has no {' and no '.join(missing)}", "add it")
     figures = {figure: Range.of(entry[figure]) for figure in FIGURES if figure in entry}
     sources = {figure: entry[figure].get("source", "") for figure in figures}
     more = {"device": entry.get("device", "cuda"), "measured": entry.get("measured", {})}

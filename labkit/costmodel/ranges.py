@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from labkit.errors import LabError
 
 
 class BadRange(LabError):
-    """A figure's low, middle and high value are not in order."""
+    """What was given is no figure, or its low, middle and high value are not in order."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,22 @@ class Range:
 
     @classmethod
     def of(cls, value: Any) -> Range:
-        """A range from a number, three numbers, or an object with mid and perhaps low and high."""
+        """A range from a number, three numbers, or an object with mid and perhaps low and high.
+
+        Raises BadRange.
+        """
         if isinstance(value, Range):
             return value
-        if isinstance(value, Mapping):
-            return cls(value.get("low", value["mid"]), value["mid"], value.get("high", value["mid"]))
-        if isinstance(value, (int, float)):
-            return cls(float(value), float(value), float(value))
-        return cls(*(float(v) for v in value))
+        try:
+            if isinstance(value, Mapping):
+                value = (value.get("low", value["mid"]), value["mid"], value.get("high", value["mid"]))
+            elif isinstance(value, numbers.Real):
+                value = (value, value, value)
+            low, mid, high = (float(v) for v in value)
+        except (TypeError, ValueError, KeyError) as error:
+            told = "give a number, three of them, or an object with mid and perhaps low and high"
+            raise BadRange(f"{value!r} is no figure", told) from error
+        return cls(low, mid, high)
 
     @classmethod
     def over(cls, values: np.ndarray) -> Range:

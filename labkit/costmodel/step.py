@@ -21,7 +21,7 @@ from labkit.targets import Geometry
 from labkit.targets import geometry as geometry_of
 
 LOADINGS = ("auto", UNIQUE, PAIRWISE)
-VARYING = ("efficiency", "tflops", "allreduce_us", "allreduce_us_per_kib", "token_ms")
+VARYING = ("bandwidth_gb_s", "efficiency", "tflops", "allreduce_us", "allreduce_us_per_kib", "token_ms")
 
 Values = Mapping[str, np.ndarray]  # a figure's value in the middle and in each corner
 
@@ -70,8 +70,21 @@ class StepModel:
             raise BadEstimate(f"loading={self.loading!r}", f"use one of {', '.join(LOADINGS)}")
         points = self.reuse if isinstance(self.reuse, Mapping) else {1: self.reuse}
         fill(self, "curve", {int(n): Range.of(r) for n, r in sorted(points.items())})
+        self.check_figures()
         fill(self, "draft_ms", Range.of(self.draft_ms))
         fill(self, "host_ms", Range.of(self.host_ms))
+
+    def check_figures(self) -> None:
+        """Raise BadEstimate for figures that cannot be, before a step time of less than nothing comes out."""
+        low = min((r.low for r in self.curve.values()), default=-1)
+        if low < 0:
+            told = f"reuse of {low:g}" if self.curve else "reuse without a single figure"
+            raise BadEstimate(told, "give r, from 0 (all shared) to 1 (independent), or one a window length")
+        if self.context_tokens < 0 or self.expert_budget < 0:
+            raise BadEstimate(
+                f"context_tokens={self.context_tokens}, expert_budget={self.expert_budget}",
+                "give neither below 0; a budget of 0 is none",
+            )
 
     @cached_property
     def figures(self) -> dict[str, Range]:
@@ -163,7 +176,7 @@ class StepModel:
 
     def modelled(self, n: int, streams: int, values: Values) -> dict[str, np.ndarray]:
         """The terms that follow from bytes, arithmetic and collectives."""
-        gb_per_ms = values["efficiency"] * self.hardware.bandwidth_gb_s.mid / 1e3
+        gb_per_ms = values["efficiency"] * values["bandwidth_gb_s"] / 1e3
         tokens, found = n * streams, {}
         for name, (gb, flops) in self.parts.items():
             read = self.routed_gb(n, streams, values["reuse"]) if name == "routed experts" else gb

@@ -134,10 +134,19 @@ def ignored(g: Geometry, module: str) -> bool:
     """Whether the quantization leaves a module in the model's own type."""
     config = g.quantization_config
     names = [*(config.get("ignore") or ()), *(config.get("modules_to_not_convert") or ())]
-    return any(
-        re.match(name.removeprefix("re:"), module) is not None if name.startswith("re:") else name in module
-        for name in names
-    )
+    return any(names_module(name, module) for name in names)
+
+
+def names_module(name: str, module: str) -> bool:
+    """Whether an entry of an ignore list means a module, or one that holds it.
+
+    "re:" marks a regular expression. Otherwise whole parts of the dotted name count ("gate" is a router, never a
+    gate_proj), and an asterisk stands for any layer (GPT-OSS: "model.layers.*.self_attn").
+    """
+    if name.startswith("re:"):
+        return re.match(name.removeprefix("re:"), module) is not None
+    parts = re.escape(name.strip(".")).replace(r"\*", ".*")
+    return re.search(rf"(^|\.){parts}(\.|$)", module) is not None
 
 
 def grouped_int(g: Geometry) -> bool:

@@ -98,7 +98,7 @@ class Server:
 def models_at(url: str) -> list[str]:
     """The model names that a server lists; empty where nothing answers."""
     try:
-        reply = httpx.get(f"{url}/models", timeout=10, headers=urls.headers(), trust_env=False)
+        reply = urls.get(f"{url}/models")
         return [entry["id"] for entry in reply.json()["data"]]
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return []
@@ -114,7 +114,8 @@ def attach(url: str, model: str | None = None) -> Server:
     if not names:
         raise ServerUnreachable(
             f"no OpenAI-compatible server answers at {base}/models",
-            "check that it is up and that the address is right (http://host:port)",
+            "check that it is up, that the address is right (http://host:port), and the key in LABKIT_API_KEY if "
+            "it wants one",
         )
     if model and model not in names:
         raise ServerUnreachable(f"the server at {base} has no model {model!r}", f"it has {', '.join(names)}")

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 from urllib.parse import urlsplit, urlunsplit
 
+import httpx
+
 from labkit.errors import LabError
+
+# What stands behind a path of one's own: any number of /v1, and the endpoint where a whole one was pasted.
+ENDPOINT = re.compile(r"(/+v1)+(/+chat/+completions|/+completions|/+models)?$")
 
 
 class BadUrl(LabError):
     """An address that no server can have."""
 
 
+class BadKey(LabError):
+    """A key that no header can carry; the key itself is never shown."""
+
+
 def base_url(url: str) -> str:
-    """The address ending in one `/v1`, from host:port with or without scheme, slash or `/v1`.
+    """The address ending in one `/v1`, from host:port with or without scheme, slash, `/v1` or endpoint.
 
     A path before `/v1` (a gateway's) is kept. Raises BadUrl for anything that is no http address.
     """
@@ -25,16 +35,28 @@ def base_url(url: str) -> str:
         raise BadUrl(f"{url!r} is no http address ({error})", "give it as http://host:port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadUrl(f"{url!r} is no http address", "give it as http://host:port")
-    path = parts.path.rstrip("/")
-    while path.endswith("/v1"):
-        path = path[: -len("/v1")].rstrip("/")
+    path = ENDPOINT.sub("", parts.path.rstrip("/"))
     return urlunsplit((parts.scheme, parts.netloc, f"{path}/v1", "", ""))
 
 
 def headers() -> dict[str, str]:
-    """The key that LABKIT_API_KEY holds, as a request's header; it never gets into results."""
-    key = os.environ.get("LABKIT_API_KEY")
+    """The key that LABKIT_API_KEY holds, as a request's header; it never gets into results. Raises BadKey."""
+    key = os.environ.get("LABKIT_API_KEY", "").strip()  # a key read from a file brings its line's end
+    if not (key.isascii() and key.isprintable()):
+        raise BadKey(
+            "LABKIT_API_KEY holds characters that no header may have", "set it to the key alone, one line of ASCII"
+        )
     return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def local(url: str) -> bool:
+    """Whether the address is this machine's: no proxy of the environment is asked then."""
+    return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def get(url: str, timeout: float = 10) -> httpx.Response:
+    """A page of a server, asked for as the benchmark asks: with its key, and past any proxy where it is local."""
+    return httpx.get(url, timeout=timeout, headers=headers(), trust_env=not local(url))
 
 
 def root_url(url: str) -> str:

@@ -38,12 +38,12 @@ class BadBudget(LabError):
 
 def check(budgets: Iterable[int], num_experts: int, n: int, methods: Iterable[str]) -> None:
     """Raise BadBudget for what cannot be."""
-    wrong = [b for b in budgets if not 1 <= b <= num_experts]
+    wrong = [b for b in budgets if not 1 <= b <= num_experts or b != int(b)]
     unknown = [m for m in methods if m not in METHODS]
     if wrong or unknown or n < 1:
         raise BadBudget(
             f"budgets {wrong or 'fine'}, methods {unknown or 'fine'}, {n} tokens a step",
-            f"give budgets from 1 to {num_experts}, methods of {', '.join(METHODS)}, steps of at least one token",
+            f"give whole budgets from 1 to {num_experts}, methods of {', '.join(METHODS)}, steps from 1 token",
         )
 
 
@@ -173,6 +173,8 @@ class Replay:
 
     def __init__(self, budgets: Iterable[int], n: int = 4, methods: Sequence[str] = METHODS) -> None:
         self.budgets, self.n, self.methods = sorted(set(budgets)), n, tuple(methods)
+        if not self.budgets or not self.methods:
+            raise BadBudget("no budget or no method to replay", "give one of each or more (budgets_to_try)")
         self.tallies = {(m, b): Tally(n) for m in self.methods for b in self.budgets}
 
     def __call__(self, layer: int, scores: Scores, chosen: torch.Tensor) -> None:
@@ -230,26 +232,46 @@ def replayed(routing: Any, scores: Any, budgets: Iterable[int], n: int, methods:
     replay = Replay(budgets, n, methods)
     given = Routing.of(routing)
     for place, layer in enumerate(given.layers):
-        chosen, found = torch.from_numpy(given.layer(place).astype(np.int64)), of_layer(scores, place)
-        if found.mass.shape[0] != len(chosen) or found.mass.shape[1] < given.num_experts:
-            raise BadBudget(
-                f"scores {tuple(found.mass.shape)} for {len(chosen)} tokens and {given.num_experts} experts",
-                "give the scores of the same recording, over all experts",
-            )
+        chosen = torch.from_numpy(given.layer(place).astype(np.int64))
+        found = of_layer(scores, place, len(given.layers))
+        check_scores(found, len(chosen), given.num_experts, layer)
         for begin, end in zip(given.bounds[:-1], given.bounds[1:], strict=True):
             replay(layer, Scores(found.mass[begin:end], found.selection[begin:end]), chosen[begin:end])
     return replay
 
 
-def of_layer(scores: Any, place: int) -> Scores:
-    """The scores of one layer as tensors [T, N]."""
+def check_scores(found: Scores, tokens: int, num_experts: int, layer: int) -> None:
+    """Raise BadBudget unless a layer's scores fit the recording and can be a mass."""
+    shape = tuple(found.mass.shape)
+    if len(shape) != 2 or shape[0] != tokens or shape[1] < num_experts or found.selection.shape != shape:
+        raise BadBudget(
+            f"scores {shape} for {tokens} tokens and {num_experts} experts",
+            "give the scores of the same recording, over all experts",
+        )
+    if not bool(((found.mass >= 0) & found.mass.isfinite()).all()) or bool(found.selection.isnan().any()):
+        raise BadBudget(
+            f"scores of layer {layer} that are negative, infinite or no number",
+            "give probabilities over all experts, not logits",
+        )
+
+
+def of_layer(scores: Any, place: int, layers: int) -> Scores:
+    """The scores of one layer of as many as were recorded, as tensors [T, N]; raises BadBudget."""
     import torch
 
     if isinstance(scores, Callable):
         found = scores(place)
+    elif any(len(s.shape) != 3 or s.shape[1] != layers for s in given_arrays(scores)):
+        shapes = [tuple(s.shape) for s in given_arrays(scores)]
+        raise BadBudget(f"scores {shapes[0]} for {layers} layers", "give [tokens, layers, experts]")
     elif isinstance(scores, Scores):
         found = Scores(scores.mass[:, place], scores.selection[:, place])
     else:
         found = scores[:, place]
     pair = found if isinstance(found, Scores) else Scores(found, found)
     return Scores(*(torch.as_tensor(np.asarray(part)) for part in (pair.mass, pair.selection)))
+
+
+def given_arrays(scores: Any) -> list[Any]:
+    """The one or two arrays that scores were given as."""
+    return [scores.mass, scores.selection] if isinstance(scores, Scores) else [scores]

@@ -9,11 +9,16 @@ import numpy as np
 import pandas as pd
 
 from labkit import files, settings
-from labkit.experts.routing import Routing
+from labkit.experts.routing import BadRouting, Routing
 
 
 def expected_unique(num_experts: float, chosen: float, n: Any) -> Any:
-    """Experts that n tokens touch if each chose at random: N (1 - (1 - k/N)^n)."""
+    """Experts that n tokens touch if each chose k of N at random: N (1 - (1 - k/N)^n).
+
+    Raises BadRouting where nobody could: k beyond N, or a number below nothing.
+    """
+    if np.any(num_experts <= 0) or np.any(chosen < 0) or np.any(chosen > num_experts) or np.any(n < 0):
+        raise BadRouting(f"{n} tokens that choose {chosen} of {num_experts} experts", "give 0 <= k <= N, n from 0")
     return num_experts * (1 - (1 - chosen / num_experts) ** n)
 
 

@@ -133,7 +133,13 @@ def contexts(
 
 
 def pieces(document: Sequence[int], max_length: int) -> Iterator[list[int]]:
-    """The document in stretches of at most max_length tokens."""
+    """The document in stretches of at most max_length tokens; raises BadRouting unless it is a list of tokens."""
+    if max_length < 1:
+        raise BadRouting(f"contexts of at most {max_length} tokens", "give max_length from 1")
+    if isinstance(document, str) or not hasattr(document, "__len__"):
+        raise BadRouting(
+            f"{document!r:.40} is no document", "give each document as a list of token ids: [tokens], or encode it"
+        )
     for start in range(0, len(document), max_length):
         yield [int(token) for token in document[start : start + max_length]]
 

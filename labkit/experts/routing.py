@@ -52,11 +52,20 @@ class Routing:
                 f"routing names expert {experts.max()} (lowest {experts.min()}) of {self.num_experts}",
                 "give the model's n_routed_experts; indices count from 0",
             )
-        if self.documents.shape != experts.shape[:1]:
+        if experts.size and experts.shape[2] > self.num_experts:
             raise BadRouting(
-                f"{self.documents.shape} document numbers for {len(experts)} tokens", "give one a token"
+                f"routing gives a token {experts.shape[2]} of {self.num_experts} experts",
+                "give [tokens, layers, k]",
+            )
+        documents = np.asarray(self.documents)
+        if documents.shape != experts.shape[:1]:
+            raise BadRouting(f"{documents.shape} document numbers for {len(experts)} tokens", "give one a token")
+        if len(self.layers) not in (0, experts.shape[1]):
+            raise BadRouting(
+                f"{len(self.layers)} layer numbers for {experts.shape[1]} layers", "name each layer that routes"
             )
         object.__setattr__(self, "experts", experts)
+        object.__setattr__(self, "documents", documents)
         object.__setattr__(self, "layers", tuple(self.layers) or tuple(range(experts.shape[1])))
         object.__setattr__(self, "chosen", experts.shape[2])
 
@@ -74,7 +83,8 @@ class Routing:
     def bounds(self) -> np.ndarray:
         """[contexts + 1] where each context starts, and the end: one starts wherever the document changes."""
         changes = np.flatnonzero(np.diff(self.documents)) + 1
-        return np.concatenate(([0], changes, [len(self.documents)] if len(self.documents) else []))
+        ends = [len(self.documents)] if len(self.documents) else []
+        return np.concatenate(([0], changes, ends)).astype(np.intp)
 
     def layer(self, place: int) -> np.ndarray:
         """[T, k] the experts of the place-th layer that routes, in a copy of its own."""

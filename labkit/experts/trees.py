@@ -8,6 +8,7 @@ through the model, which gives a node what tree attention gives it; SGLang's dum
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,8 @@ def depths(parents: Sequence[int]) -> np.ndarray:
     """
     found: list[int] = []
     for node, parent in enumerate(parents):
-        if (parent == -1) != (node == 0) or not -1 <= parent < node:
+        whole = isinstance(parent, numbers.Integral) or (hasattr(parent, "item") and parent == int(parent))
+        if not whole or (parent == -1) != (node == 0) or not -1 <= parent < node:
             raise BadRouting(
                 f"node {node} of {len(parents)} has parent {parent}",
                 "node 0 is the root with parent -1; every other node names an earlier one",
@@ -82,6 +84,8 @@ def record_tree(
     depths(parents)
     if len(tokens) != len(parents):
         raise BadRouting(f"{len(tokens)} tokens for {len(parents)} nodes", "give each node its token")
+    if not len(parents):
+        raise BadRouting("a tree without a node", "give at least the root: parent -1")
     leaves = [node for node in range(len(parents)) if node not in parents]
     paths = [path(parents, leaf) for leaf in leaves]
     texts = [[*context, *(tokens[node] for node in nodes)] for nodes in paths]

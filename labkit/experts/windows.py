@@ -42,10 +42,10 @@ def each_layer(work: Callable[[int], Any], routing: Routing) -> list[Any]:
         return list(pool.map(work, range(len(routing.layers))))
 
 
-def check_windows(ns: Iterable[int]) -> None:
-    """Raise BadRouting for a window below one token."""
-    if min(ns, default=0) < 1:
-        raise BadRouting(f"windows of {list(ns)} tokens", "count tokens from 1")
+def check_windows(ns: Sequence[int]) -> None:
+    """Raise BadRouting unless there are windows, each of a whole number of tokens."""
+    if min(ns, default=0) < 1 or any(n != int(n) for n in ns):
+        raise BadRouting(f"windows of {list(ns)} tokens", "count whole tokens, from 1")
 
 
 def starts(routing: Routing, n: int) -> np.ndarray:
@@ -94,6 +94,8 @@ def unique_by_window(
 
 def unique_by_category(routing: Routing, ns: Iterable[int] = (4,)) -> pd.DataFrame:
     """As unique_by_window, for each kind of text that was recorded: category and tokens come first."""
+    if not routing.categories:
+        raise BadRouting(f"{routing.source or 'the routing'} names no kinds of text", "use unique_by_window")
     frames = []
     for category in dict.fromkeys(routing.categories):
         part = routing.of_category(category)

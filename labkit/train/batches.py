@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
-from labkit import conversations, extract, files
+from labkit import conversations, extract
 from labkit.errors import LabError
 
 Batch = dict[str, torch.Tensor]
@@ -70,12 +68,7 @@ def rows_of(sample: Sample) -> Batch:
     """
     from speculators.models.eagle3.data import shift_batch
 
-    try:
-        states = load_file(sample.path)["hidden_states"][: len(sample.input_ids)]  # [T, layers + 1, H]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise files.BrokenFile(
-            f"{sample.path} cannot be read ({error})", "run again: the extraction makes it anew"
-        ) from error
+    states = extract.load_states(sample.path)["hidden_states"][: len(sample.input_ids)]  # [T, layers + 1, H]
     length = len(sample.input_ids)
     rows = shift_batch(
         {

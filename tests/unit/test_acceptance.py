@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 
+import numpy as np
 import pandas as pd
 import prometheus_client
 import pytest
@@ -72,6 +74,9 @@ def test_the_two_kinds_of_rate_do_not_mix() -> None:
     assert isinstance(a.per_position, acceptance.Unconditional)
     assert isinstance(a.conditional, acceptance.Conditional)
     assert a.per_position != acceptance.Conditional(a.per_position.values)
+    for add in (operator.add, np.add, np.multiply):
+        with pytest.raises(TypeError):
+            add(a.per_position, a.conditional)
     for mixing in (lambda: a.per_position + a.conditional, lambda: a.per_position < a.conditional):
         with pytest.raises(TypeError):
             mixing()
@@ -223,3 +228,35 @@ def test_table_names_its_sources() -> None:
     table = acceptance.table({"engine": acceptance.from_steps(**STEPS, k=3)})
     assert isinstance(table, pd.DataFrame)
     assert table.loc[0, ["source", "acceptance_length", "drafts", "steps"]].tolist() == ["engine", 2.0, 3, 4]
+
+
+def engines(*drafts: int) -> str:
+    """A page of several engines without any clock, as vLLM's API servers write it together."""
+    return "".join(f'vllm:spec_decode_num_drafts_total{{engine="{i}"}} {n}\n' for i, n in enumerate(drafts))
+
+
+@pytest.mark.parametrize("after", [(90, 1), (90,)])
+def test_one_engine_of_several_that_began_anew_is_seen(after: tuple[int, ...]) -> None:
+    """Their sum rose."""
+    with pytest.raises(acceptance.CountersReset, match="engine': '1'"):
+        acceptance.between(acceptance.parse(engines(5, 2)), acceptance.parse(engines(*after)))
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1"])
+def test_a_counter_that_counts_nothing_is_unreadable(value: str) -> None:
+    with pytest.raises(acceptance.Unreadable, match="no count"):
+        acceptance.parse(f"vllm:spec_decode_num_drafts_total {value}\n")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: acceptance.from_positions([5, 4], drafts=10, eligible_at=[10, 3]),
+        lambda: acceptance.from_positions([5, 4], drafts=10, eligible_at=[10]),
+        lambda: acceptance.from_positions([math.nan], drafts=10),
+        lambda: acceptance.from_steps([1, 2], [1], k=2),
+    ],
+)
+def test_counts_that_do_not_fit_each_other_are_refused(make) -> None:
+    with pytest.raises(acceptance.Impossible):
+        make()

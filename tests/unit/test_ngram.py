@@ -119,8 +119,10 @@ def test_rows_without_token_ids_tell_nothing_and_do_not_crash() -> None:
     assert math.isnan(ngram.simulate_rows(rows, **where).mean_length)
     assert ngram.simulate_grid(rows, ks=[1], lookup_maxs=[1], lookup_mins=[1])["tokens_per_step"].isna().all()
     assert ngram.compare(rows, rows, **where) == {}
-    with pytest.raises(ngram.NoTokens, match="neither"):
-        ngram.best({})
+    name, nothing = ngram.best({})
+    assert name == ngram.UNKNOWN
+    assert all(map(math.isnan, (nothing.mean_length, nothing.rate, nothing.tokens_per_step)))
+    assert "no token ids" in ngram.prediction_sentence(ngram.simulate_rows(rows, **where), **where)
     known = pd.concat([rows, bench_rows.frame([{"prompt_token_ids": [1, 2], "output_token_ids": [1, 2, 1]}])])
     assert ngram.simulate_rows(known, **where).steps == 1
 
@@ -158,3 +160,15 @@ def test_the_conclusion_says_what_the_interval_says(ratio: float, low: float, hi
     assert "1.67 times as long" in text  # 12 tokens in 6 steps, 2 a step, at 1.2 times the rate
     unmeasured = ngram.conclusion(line * math.nan, {ngram.PREDICTED: measured})
     assert "Predicted, not measured" in unmeasured
+
+
+def test_a_measured_speedup_needs_no_acceptance_to_be_told() -> None:
+    """A server that is no vLLM: its rates are measured, what a step yields is not known."""
+    names = ["speedup", "speedup_low", "speedup_high", "total_ratio"]
+    text = ngram.conclusion(pd.Series({**dict.fromkeys(names, 1.5), "prompts": 3}), {})
+    assert text.startswith("**n-gram is faster: 1.50")
+    assert "not known" in text
+    assert "nan" not in text
+    unmeasured = ngram.conclusion(pd.Series({**dict.fromkeys(names, math.nan), "prompts": 0}), {})
+    assert unmeasured.startswith("**Neither")
+    assert "nan" not in unmeasured

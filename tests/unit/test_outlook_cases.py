@@ -142,3 +142,16 @@ def test_verify_table_by_hand():
     assert row["pairwise_up_to"] == 1
     assert (row["shared"], row["varied"], row["saved"]) == pytest.approx((1.5, 2.0, 0.25))
     assert (row["median_error"], row["largest_error"]) == pytest.approx((0.1, 0.1))
+
+
+def test_one_case_has_one_interval_by_k_and_by_streams(found):
+    """Acceptance is uncertain in both tables; at a larger k the same rates give a wider range of lengths."""
+    by_k, by_streams = (
+        next(table for title, table in found.tables.items() if title.startswith(start))
+        for start in ("By k", "By streams")
+    )
+    k = found.best["num_speculative_tokens"]
+    ends = ["speedup_low", "speedup", "speedup_high"]
+    row = by_k.set_index("num_speculative_tokens").loc[k, ends]
+    assert row.tolist() == pytest.approx(by_streams.set_index("streams").loc[1, ends].tolist())
+    assert row.tolist() == pytest.approx([found.best[end] for end in ends])

@@ -169,3 +169,8 @@ def test_dear_steps_and_wrong_acceptance_are_told_apart() -> None:
     assert table.loc[0, "explained"] == pytest.approx(1.0)
     assert table.loc[0, "explained_right"]
     assert "is right in 1 of 1: what lies between is the cost of a step" in prediction.sentence(table)
+
+
+def test_a_server_without_token_ids_has_no_prediction_and_no_nan_in_it() -> None:
+    table = pd.DataFrame([dict.fromkeys(prediction.COLUMNS) | {"category": "a", "predicted": np.nan}])
+    assert prediction.sentence(table).startswith("Nothing can be predicted")

@@ -7,7 +7,7 @@ import papermill
 import pytest
 
 from labkit import settings
-from labkit.settings import NOTEBOOKS, BadParameter, Eagle3Pipeline, NgramBaseline, Profiling
+from labkit.settings import NOTEBOOKS, BadParameter, Eagle3Pipeline, Evaluation, NgramBaseline, Profiling
 
 NOTEBOOK_FILES = {name: settings.root() / "notebooks" / f"{name}.ipynb" for name in NOTEBOOKS}
 
@@ -59,6 +59,19 @@ def test_text_from_the_command_line_becomes_the_type(value, expected):
 def test_bad_parameters_are_refused_by_name(parameter, value):
     with pytest.raises(BadParameter, match=parameter):
         NgramBaseline.of({parameter: value})
+
+
+def test_lookup_that_no_server_takes_is_refused_before_anything_runs():
+    with pytest.raises(BadParameter, match="prompt_lookup_min=5 is above prompt_lookup_max=4"):
+        NgramBaseline.of({"prompt_lookup_min": 5})
+
+
+@pytest.mark.parametrize("cls", [NgramBaseline, Evaluation])
+@pytest.mark.parametrize("same", ["http://host:8000", "http://host:8000/", "http://host:8000/v1"])
+def test_one_server_is_not_compared_with_itself(cls, same):
+    with pytest.raises(BadParameter, match="variant_server"):
+        cls.of({"server": "http://host:8000", "variant_server": same})
+    assert cls.of({"server": same}).variant_server == ""
 
 
 def test_whole_number_for_a_float_and_number_for_a_text():
