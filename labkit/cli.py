@@ -235,6 +235,7 @@ def plan(
     engine: Annotated[str, typer.Option(help='as "vllm 0.16"; the installed vLLM where left out')] = "",
     streams: Annotated[int, typer.Option(help="requests side by side")] = 1,
     context: Annotated[int, typer.Option(help="tokens of context in the cache")] = 2048,
+    tensor_parallel_size: Annotated[int, typer.Option(help="ranks; 0: all GPUs")] = 0,
     out: Annotated[str, typer.Option(help="a folder for next-steps.md, or with --train next-steps-eagle.md")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
     train: Annotated[bool, typer.Option("--train", help="plan a training instead: see below")] = False,
@@ -281,7 +282,8 @@ def plan(
 
     name, _, version = engine.partition(" ")
     served = options.Engine(name, version) if engine else None
-    found = outlook.outlook(target, hardware, engine=served, streams=streams, context_tokens=context)
+    sizes = {"streams": streams, "context_tokens": context, "tensor_parallel_size": tensor_parallel_size}
+    found = outlook.outlook(target, hardware, engine=served, **sizes)
     typer.echo(json.dumps(outlook.as_json(found), indent=2, default=str) if as_json else outlook.text(found))
     if out:
         title = f"{found.model.geometry.name} on {found.model.hardware.name}"

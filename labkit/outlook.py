@@ -17,6 +17,7 @@ from labkit.costmodel.questions import answer, best_k, concurrency, length_at, r
 from labkit.costmodel.ranges import Range
 from labkit.costmodel.step import StepModel
 from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR, verdict
+from labkit.planner import refuse_too_large
 from labkit.targets import Geometry
 
 NS = (1, 2, 3, 4, 5, 6, 8)
@@ -43,15 +44,19 @@ def outlook(
     engine: options.Engine | None = None,
     streams: int = 1,
     context_tokens: int = 2048,
+    tensor_parallel_size: int = 0,
     reuse: Any = None,
 ) -> Outlook:
     """The outlook of a target (a shipped geometry or a config.json) on hardware of data/hardware.json.
 
-    Raises UnknownGeometry and UnknownHardware with the names there are. `reuse`: r, where it was recorded; the
-    published trend without.
+    Raises UnknownGeometry and UnknownHardware with the names there are, DoesNotFit where the weights need more
+    memory than the GPUs have. `tensor_parallel_size`: ranks, all GPUs at 0. `reuse`: r, where it was recorded;
+    the published trend without.
     """
     changes = {} if reuse is None else {"reuse": reuse, "sources": {"reuse": "given"}}
-    model = known.model_of(target, hardware, context_tokens=context_tokens, **changes)
+    sizes = {"context_tokens": context_tokens, "tensor_parallel_size": tensor_parallel_size}
+    model = known.model_of(target, hardware, **sizes, **changes)
+    refuse_too_large(model.geometry, hardware, model.tensor_parallel_size)
     ranked = options.rank(model, engine=engine, streams=streams)
     word, sentence, best = judged(ranked)
     tables = {"A plain step": known.step_table(model), "Verifying n tokens": model.table(NS, streams)}

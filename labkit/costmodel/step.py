@@ -66,6 +66,11 @@ class StepModel:
             fill(self, "hardware", hardware_of(self.hardware))
         fill(self, "tensor_parallel_size", self.tensor_parallel_size or self.hardware.gpus)
         self.geometry.require_tensor_parallel(self.tensor_parallel_size)
+        if self.tensor_parallel_size > self.hardware.gpus:
+            raise BadEstimate(
+                f"tensor_parallel_size={self.tensor_parallel_size} on {self.hardware.name}",
+                f"it has {self.hardware.gpus} GPUs",
+            )
         if self.loading not in LOADINGS:
             raise BadEstimate(f"loading={self.loading!r}", f"use one of {', '.join(LOADINGS)}")
         points = self.reuse if isinstance(self.reuse, Mapping) else {1: self.reuse}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from labkit.planner.head import Head, disk_bytes, head_of, state_bytes
 from labkit.planner.machines import Machine, machine, rentable
-from labkit.planner.memory import Serving, serving, target_gb, training_gb
+from labkit.planner.memory import DoesNotFit, Serving, refuse_too_large, serving, target_gb, training_gb
 from labkit.planner.obstacles import Obstacle
-from labkit.planner.plan import DoesNotFit, Plan, elsewhere, plan, verdict
+from labkit.planner.plan import Plan, elsewhere, plan, verdict
 from labkit.planner.rates import NoRate, Rates, predicted
 from labkit.planner.work import BadPlan, Work, conversations_for
 
@@ -28,6 +28,7 @@ __all__ = [
     "machine",
     "plan",
     "predicted",
+    "refuse_too_large",
     "rentable",
     "serving",
     "state_bytes",

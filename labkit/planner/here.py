@@ -10,9 +10,9 @@ import psutil
 from labkit.costmodel import Hardware, Range
 from labkit.planner.head import head_of
 from labkit.planner.machines import Machine
-from labkit.planner.memory import USABLE, training_gb
+from labkit.planner.memory import USABLE, DoesNotFit, training_gb
 from labkit.planner.obstacles import Obstacle, no_disk, no_memory
-from labkit.planner.plan import DoesNotFit, disk_needed_gb
+from labkit.planner.plan import disk_needed_gb
 from labkit.planner.work import Work
 from labkit.targets import Geometry
 

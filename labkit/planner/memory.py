@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit.costmodel import kv_bytes_per_token, weights
+from labkit.errors import LabError
 from labkit.planner.head import Head, inner_width
-from labkit.planner.machines import Machine
+from labkit.planner.machines import Machine, known, machine
 from labkit.planner.work import Work
 from labkit.targets import Geometry
 
@@ -15,6 +16,10 @@ ENGINE_GB = 4.0  # of a rank beside weights and cache: activations, CUDA graphs,
 TRAINED_BYTES = 16  # a weight that is trained: fp32, its gradient, AdamW's two moments
 FROZEN_BYTES = 4  # a weight that is not
 CHECKPOINT_BYTES = 12  # a trained weight in a checkpoint: fp32 and two moments
+
+
+class DoesNotFit(LabError):
+    """Disk or memory will not do for what is planned."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,28 @@ def target_gb(geometry: Geometry, ranks: int) -> float:
         table["routed experts"] *= geometry.n_routed_experts / geometry.num_experts_per_tok
     own = 0 if geometry.tie_word_embeddings else 2 * geometry.vocab_size * geometry.hidden_size / ranks / 1e9
     return float(table.sum()) + own
+
+
+def refuse_too_large(geometry: Geometry, name: str, ranks: int) -> None:
+    """Raise DoesNotFit where a rank's weights need more memory than a GPU of that machine has.
+
+    Hardware that data/hardware_training.json does not know is not judged: its memory is not known.
+    """
+    if name not in known()["machines"]:
+        return
+    needed, memory_gb = target_gb(geometry, ranks) + ENGINE_GB, machine(name).memory_gb
+    if needed > memory_gb * USABLE:
+        fitting = [
+            f"{other} ({tp} ranks)"
+            for other in known()["machines"]
+            for tp in geometry.tensor_parallel_sizes(machine(other).gpus)[-1:]
+            if target_gb(geometry, tp) + ENGINE_GB <= machine(other).memory_gb * USABLE
+        ]
+        raise DoesNotFit(
+            f"{geometry.name} takes {needed:,.0f} GB of each of {ranks} GPUs of {name}, "
+            f"which have {memory_gb:g} GB, {USABLE:.0%} of it usable",
+            f"it fits on {', '.join(fitting)}" if fitting else "use more GPUs or a quantised checkpoint",
+        )
 
 
 def serving(geometry: Geometry, machine: Machine, work: Work, gpus: int = 0) -> Serving | None:

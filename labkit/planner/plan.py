@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pandas as pd
 
 from labkit.costmodel import Range
-from labkit.errors import LabError
 from labkit.planner import machines, memory, rates
 from labkit.planner.head import Head, disk_bytes, head_of
 from labkit.planner.machines import Machine
@@ -18,10 +17,6 @@ from labkit.planner.work import Work
 from labkit.targets import Geometry, geometry
 
 STAY, RENT, UNCLEAR, REFUSED = "train here", "rent", "unclear", "does not fit"
-
-
-class DoesNotFit(LabError):
-    """Disk or memory will not do for what is planned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +48,7 @@ class Plan:
         if self.obstacles:
             first = self.obstacles[0]
             more = f" ({len(self.obstacles)} obstacles in all)" if len(self.obstacles) > 1 else ""
-            raise DoesNotFit(f"{first.what}{more}", "; or ".join(first.instead))
+            raise memory.DoesNotFit(f"{first.what}{more}", "; or ".join(first.instead))
 
 
 def plan(

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.verify_cost import config
-from labkit import costmodel, outlook, targets, widgets
+from labkit import costmodel, outlook, planner, targets, widgets
 from labkit.costmodel import StepModel
 from labkit.plots import costmodel as figures
 
@@ -155,3 +155,29 @@ def test_one_case_has_one_interval_by_k_and_by_streams(found):
     row = by_k.set_index("num_speculative_tokens").loc[k, ends]
     assert row.tolist() == pytest.approx(by_streams.set_index("streams").loc[1, ends].tolist())
     assert row.tolist() == pytest.approx([found.best[end] for end in ends])
+
+
+@pytest.mark.parametrize(("hardware", "fits"), [("nvidia-h200", False), ("nvidia-a100-80gb", False), (BOX, True)])
+def test_weights_that_no_gpu_holds_are_no_outlook(hardware, fits):
+    """Kimi-K2.5 in INT4 takes about 600 GB (its checkpoint: 595): one GPU of 141 or 80 GB will not do."""
+    if fits:
+        assert outlook.outlook(KIMI, hardware).verdict
+        return
+    with pytest.raises(
+        planner.DoesNotFit, match=rf"(?s)takes 59\d GB of each of 1 GPUs of {hardware}.*fits on {BOX}"
+    ):
+        outlook.outlook(KIMI, hardware)
+
+
+def test_ranks_are_those_asked_for_and_no_more_than_gpus():
+    assert outlook.outlook("smollm2", BOX, tensor_parallel_size=1).model.tensor_parallel_size == 1
+    with pytest.raises(costmodel.BadEstimate, match="tensor_parallel_size=3 on nvidia-h200"):
+        outlook.outlook("smollm2", "nvidia-h200", tensor_parallel_size=3)
+
+
+@pytest.mark.parametrize("name", ["nvidia-h200", "nvidia-a100-80gb"])
+def test_arithmetic_ends_what_verification_costs_nothing(name):
+    """Many tokens cost more than their bytes: 2 x 0.135e9 weights x 4096 tokens over 500 or 156 TFLOPS."""
+    model = StepModel("smollm2", name, reuse=1.0)
+    tokens, rate = 4096, model.hardware.tflops.mid * 1e12
+    assert model.step_ms(1, streams=tokens) > 1e3 * 2 * 0.106e9 * tokens / rate
