@@ -275,6 +275,8 @@ class Eagle3Pipeline(Settings):
         "batch_tokens": 16,
         "concurrency": 1,
         "learning_rate": 1e-7,
+        "ttt_decay": 1e-3,
+        "accumulate": 1,
     }
 
     prompts: str = "templated"
@@ -290,6 +292,20 @@ class Eagle3Pipeline(Settings):
     ttt_steps: int = 3
     batch_tokens: int = 192
     max_model_len: int = 0
+    loss: str = "kl_div"
+    ttt_decay: float = 1.0
+    start: str = "warm"
+    accumulate: int = 1
+    precision: str = "bf16"
+    states: str = "files"
+    compiled: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a word that training does not know now, not after the extraction."""
+        super().__post_init__()
+        for name, known in {"precision": ("bf16", "fp32"), "states": ("files", "on-the-fly")}.items():
+            if getattr(self, name) not in known:
+                raise BadParameter(f"{name}={getattr(self, name)!r} is unknown", f"use {' or '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
