@@ -1,8 +1,8 @@
 """The training loop: steps over packed conversations on one process or many, stopped and taken up at any step.
 
 A step trains on the same conversations whatever the number of processes: each takes its share of the group.
-Weights are fp32 under bf16 autocast. Nothing waits for the device but every few steps, when numbers are fetched, clocks
-and signals looked at, and checkpoints written.
+Weights are fp32 under bf16 autocast. Nothing waits for the device but every few steps, when numbers are fetched,
+clocks and signals looked at, and checkpoints written.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from labkit.settings import Eagle3Pipeline
 from labkit.targets import Target
 from labkit.train import loop, start
 from labkit.vocab import VocabMap
+
+
+COLUMNS = {"input_ids": int, "loss_mask": bool}
 
 
 class UnorderedSplits(LabError):
@@ -35,14 +39,12 @@ def for_speculators(dataset_dir: Path, out_dir: Path, vocab: VocabMap) -> Path:
             f"{dataset_dir} has training rows after held-out ones", "speculators takes the last rows to validate"
         )
     columns = {name: [list(map(kind, row)) for row in frame[name]] for name, kind in COLUMNS.items()}
+    rows = Dataset.from_dict(columns | {"seq_len": frame.seq_len.tolist()}).with_format("torch")
     with files.atomic(out_dir) as folder:
-        Dataset.from_dict(columns | {"seq_len": frame.seq_len.tolist()}).save_to_disk(str(folder))
+        rows.save_to_disk(str(folder))
         np.save(folder / f"d2t-{vocab.draft_vocab_size}.npy", vocab.d2t.numpy())
         np.save(folder / f"t2d-{vocab.draft_vocab_size}.npy", vocab.t2d.numpy())
     return out_dir
-
-
-COLUMNS = {"input_ids": int, "loss_mask": int}
 
 
 def speculators_command(
@@ -53,6 +55,7 @@ def speculators_command(
     hidden_dir: Path,
     vocab: VocabMap,
     out_dir: Path,
+    layers: Sequence[int] = (),
     processes: int = 1,
     write: bool = True,
 ) -> str:
@@ -65,6 +68,7 @@ def speculators_command(
     if write:
         for_speculators(dataset_dir, data, vocab)
     flags = options(settings, target, dataset_dir, hidden_dir, vocab, data)
+    flags["target_layer_ids"] = extract.layers_of(layers or settings.aux_layers, target.geometry.num_hidden_layers)
     words = ["torchrun", f"--nproc_per_node={processes}", "-m", "speculators.train"]
     words = words if processes > 1 else ["speculators", "train"]
     for name, value in flags.items():
@@ -91,7 +95,6 @@ def options(
         "d2t_path": data / f"d2t-{vocab.draft_vocab_size}.npy",
         "t2d_path": data / f"t2d-{vocab.draft_vocab_size}.npy",
         "draft_vocab_size": vocab.draft_vocab_size,
-        "target_layer_ids": extract.layers_of(settings.aux_layers, target.geometry.num_hidden_layers),
         "loss_fn": settings.loss,
         "ttt_steps": settings.ttt_steps,
         "ttt_step_loss_decay": settings.ttt_decay,

@@ -48,11 +48,12 @@ def run(
 ) -> Path:
     """Train a head and return its directory, `out_dir`/head; metrics.parquet and tensorboard/ lie beside it.
 
-    A finished training with the same settings and inputs is returned as it is; an interrupted one goes on from its
-    last checkpoint (at most 20 s old) and ends with the same weights, to the bit on a CPU. SIGTERM, SIGINT, `stop`
-    (a threading.Event or anything with is_set) and `watch` (which gets the metrics now and then) returning True end
-    it after the present step, saved, with Stopped. Runs on one process or, under `accelerate launch -m
-    labkit.train`, on several. Raises NoTrainingData, LeakedSplit, BadStart, BadLoss, BadSamples, Diverged, Stopped.
+    A finished training with the same settings and inputs is returned as it is; an interrupted one goes on from
+    its last checkpoint (at most 20 s old) and ends with the same weights, to the bit on a CPU. SIGTERM, SIGINT,
+    `stop` (a threading.Event or anything with is_set) and `watch` (which gets the metrics now and then) returning
+    True end it after the present step, saved, with Stopped. Runs on one process or, under `accelerate launch -m
+    labkit.train`, on several. Raises NoTrainingData, LeakedSplit, BadStart, BadLoss, BadSamples, Diverged,
+    Stopped.
     """
     layer_ids = extract.layers_of(layers or settings.aux_layers, target.geometry.num_hidden_layers)
     record = describe(settings, target, dataset_dir, vocab, layer_ids)
@@ -96,7 +97,7 @@ def processes() -> Accelerator:
 
 
 def finished(done: Loop, fresh: Any) -> Any:
-    """The trained head, whole: gathered from all processes where each has a shard of it (`fresh` makes its frame)."""
+    """The trained head, whole: gathered where each process has a shard of it (`fresh` makes its frame)."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     model = done.accelerator.unwrap_model(done.model)

@@ -35,7 +35,7 @@ def simulate(
 
     One forward pass of k TTT steps tells for every position and depth whether the draft's token is the real one;
     a token outside the draft vocabulary never is. Depth i sees the real tokens before it, which is what the engine
-    gives it wherever the tokens before it were accepted. A conversation of several turns has a walk in each answer.
+    gives it wherever the tokens before it were accepted. Each answer of a conversation has a walk of its own.
     """
     device = next(model.parameters()).device
     batches = ((group, pack(group, k)) for group in plan(samples, batch_tokens, seed=None))
