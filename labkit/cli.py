@@ -18,7 +18,7 @@ Parameters = Annotated[
 ]
 
 
-PATHS = ("target", "prompts", "head", "trace_dir")
+PATHS = ("target", "prompts", "head", "start", "trace_dir")
 
 
 def parse_parameters(pairs: list[str] | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from labkit.train.peer import UnorderedSplits, for_speculators, speculators_comm
 from labkit.train.running import run
 from labkit.train.simulation import simulate, walk
 from labkit.train.start import BadStart
-from labkit.train.stopping import Stopped
+from labkit.train.stopping import Flag, Stopped
 from labkit.train.unroll import BadLoss
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "BadSamples",
     "BadStart",
     "Diverged",
+    "Flag",
     "LeakedSplit",
     "NoTrainingData",
     "NoTransformersTarget",

@@ -14,7 +14,7 @@ import torch
 
 from labkit import files
 
-WHOLE_NUMBERS = ("step", "epoch", "tokens", "trained_tokens")
+WHOLE_NUMBERS = ("step", "epoch", "tokens", "trained_tokens", "skipped")
 
 
 def tensorboard(folder: Path) -> Any:

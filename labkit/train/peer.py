@@ -16,7 +16,6 @@ from labkit.targets import Target
 from labkit.train import loop, start
 from labkit.vocab import VocabMap
 
-
 COLUMNS = {"input_ids": int, "loss_mask": bool}
 
 

@@ -47,7 +47,8 @@ def whole(made, tmp_path_factory):
 def children():
     """Processes forked from a clean one that has everything imported: they start in a moment."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["labkit.train", "accelerate", "speculators.models.eagle3", "train_data"])
+    wanted = ["labkit.train", "accelerate", "speculators.models.eagle3", "speculators.utils.loading", "train_data"]
+    context.set_forkserver_preload([*wanted, "torch.distributed.checkpoint.state_dict"])
     return context
 
 
