@@ -26,7 +26,7 @@ from benchmarks.measuring import spread
 from labkit import draft, targets, vocab
 from labkit.settings import Eagle3Pipeline
 from labkit.targets import Target
-from labkit.train import batches, loop, order, running
+from labkit.train import batches, loop, optimizer, order, running
 from labkit.train.batches import Sample
 from labkit.train.onthefly import OnTheFly
 from labkit.train.stopping import Stopping
@@ -70,17 +70,17 @@ def built(target: Target, draft_vocab_size: int, device: torch.device, *, flex: 
 def own_step(model: Any, settings: Eagle3Pipeline, device: torch.device) -> Callable[[Any], None]:
     """The lab's step on a ready batch, all but its bookkeeping."""
     unrolled = Unrolled(model, settings.loss, compiled=settings.compiled)
-    optimizer = torch.optim.AdamW([p for p in unrolled.parameters() if p.requires_grad], lr=1e-4)
+    adamw = optimizer.adamw(unrolled, 1e-4, fused=device.type == "cuda")
 
     def step(batch: batches.Batch) -> None:
         batch = batches.to_device(batch, device)
-        optimizer.zero_grad(set_to_none=True)
+        adamw.zero_grad(set_to_none=True)
         with torch.autocast(device.type, torch.bfloat16):
             answer = unrolled(batch, settings.ttt_steps)
         (answer["sums"].sum() / len(batch["trained"])).backward()
-        torch.nn.utils.clip_grad_norm_(unrolled.parameters(), loop.CLIP_NORM)
-        loop.drop_broken(unrolled)
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(unrolled.parameters(), optimizer.CLIP_NORM)
+        optimizer.drop_broken(unrolled)
+        adamw.step()
 
     return step
 
@@ -91,16 +91,16 @@ def peer_step(model: Any, settings: Eagle3Pipeline, device: torch.device) -> Cal
 
     fused = "fused" if device.type == "cuda" else "eager"
     how = {"ttt_steps": settings.ttt_steps, "loss_config": resolve_loss_config(settings.loss, fused)}
-    optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-4, weight_decay=0.01)
+    adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-4, weight_decay=0.01)
 
     def step(batch: Any) -> None:
         moved = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
         with torch.autocast(device.type, torch.bfloat16):
             _tokens, loss, metrics = model(**moved, **how)
-        optimizer.zero_grad()
+        adamw.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        adamw.step()
         _ = {name: value.item() for name, value in metrics.items()}  # log_freq is 1 by default
 
     return step
@@ -155,8 +155,8 @@ def whole_loop(target: Target, settings: Eagle3Pipeline, samples: list[Sample], 
     count = target.geometry.num_hidden_layers
     source = OnTheFly(target, (2, count // 2, count - 3), accelerator.device)
     unrolled = Unrolled(model, settings.loss, compiled=settings.compiled)
-    optimizer = torch.optim.AdamW([p for p in unrolled.parameters() if p.requires_grad], lr=1e-4)
-    prepared = accelerator.prepare(unrolled, optimizer)
+    adamw = optimizer.adamw(unrolled, 1e-4, fused=accelerator.device.type == "cuda")
+    prepared = accelerator.prepare(unrolled, adamw)
     with tempfile.TemporaryDirectory() as folder, Stopping() as stopping:
         path = Path(folder) / "checkpoint.safetensors"
         training = loop.Loop(settings, accelerator, *prepared, samples, samples[:2], path, "", source=source)
@@ -191,7 +191,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if cuda else "CPU"
     print(f"{given.target} on {name}: {len(groups)} steps of up to {given.batch_tokens} tokens")
     print(
-        f"{given.ttt_steps} TTT steps, draft vocabulary {given.draft_vocab_size}, up to {given.longest} tokens each"
+        f"{given.ttt_steps} TTT steps, draft vocabulary {given.draft_vocab_size}, {given.longest} tokens at most"
     )
     own = own_step(built(target, given.draft_vocab_size, device), settings, device)
     peer = peer_step(built(target, given.draft_vocab_size, device, flex=cuda), settings, device)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from labkit.train.batches import LeakedSplit, NoTrainingData, Sample, load_samples
+from labkit.train.health import BadSamples, Diverged
 from labkit.train.job import BadJob, launch_command, write_job
-from labkit.train.loop import BadSamples, Diverged, Watcher
+from labkit.train.loop import Watcher
 from labkit.train.onthefly import NoTransformersTarget
 from labkit.train.peer import UnorderedSplits, for_speculators, speculators_command
 from labkit.train.running import run

@@ -23,6 +23,7 @@ from labkit import conversations, extract, files
 from labkit.errors import LabError
 
 ROW_TOKENS = 512  # a row is this long unless a document is longer: dense masks grow with its square
+ALIGNED = 8  # attention kernels on GPUs read masks in pieces of so many
 Batch = dict[str, Any]
 
 
@@ -156,6 +157,7 @@ def pack(
     """
     rows = rows_of(samples)
     length = max(sum(samples[i].tokens for i in row) for row in rows)
+    length = -(-length // ALIGNED) * ALIGNED
     shape = (len(rows), length)
     batch: Batch = {
         "token_ids": torch.zeros(shape, dtype=torch.long),

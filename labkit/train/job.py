@@ -16,6 +16,7 @@ from labkit.errors import LabError
 from labkit.settings import Eagle3Pipeline
 from labkit.train.running import run
 
+FSDP = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP"]  # a head is one layer
 PLACES = ("dataset_dir", "hidden_dir", "vocab_dir", "out_dir")
 
 
@@ -75,5 +76,5 @@ def launch_command(path: Path, processes: int = 1, *, fsdp: bool = False) -> str
     words = ["accelerate", "launch", "--num_processes", str(processes), "--num_machines", "1"]
     words += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     if processes > 1:
-        words += ["--use_fsdp", "--fsdp_version", "2"] if fsdp else ["--multi_gpu"]
+        words += FSDP if fsdp else ["--multi_gpu"]
     return shlex.join([*words, "-m", "labkit.train", str(path)])

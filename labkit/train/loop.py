@@ -11,6 +11,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +20,11 @@ import pandas as pd
 import torch
 
 from labkit import progress
-from labkit.errors import LabError
 from labkit.settings import Eagle3Pipeline
-from labkit.train import checkpoint, simulation
+from labkit.train import checkpoint, health, simulation
 from labkit.train.batches import Batch, Sample, pack, pinned, read_states, to_device
 from labkit.train.metrics import Metrics, opened
+from labkit.train.optimizer import CLIP_NORM, adamw, drop_broken, schedule
 from labkit.train.order import Ahead, plan, shares
 from labkit.train.stopping import Flag, Stopped, Stopping
 from labkit.train.unroll import BAD_STATES, Unrolled
@@ -34,20 +35,8 @@ if TYPE_CHECKING:
 CHECKPOINT_EVERY_S = 20.0
 SHOW_EVERY_S = 5.0
 LOOK_EVERY = {"cpu": 1}  # steps between looks at the device; 10 where waiting for it costs
-WARMUP_SHARE = 0.05
-CLIP_NORM = 1.0
-ADAMW = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-PATIENCE = 3  # steps in a row without a finite gradient before a training is given up
-BAD_SHARE = 0.1  # of the conversations seen: more without finite states than this is no accident
+READERS = 4
 Watcher = Callable[[pd.DataFrame], Any]
-
-
-class Diverged(LabError):
-    """The loss is no longer a number."""
-
-
-class BadSamples(LabError):
-    """Too many conversations have states that are not finite."""
 
 
 @dataclass
@@ -91,6 +80,7 @@ class Loop:
     def run(self, stopping: Stopping) -> Metrics:
         """All steps that are left; raises Stopped, Diverged, BadSamples and what `watch` raises."""
         self.stopping = stopping
+        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="labkit-states")
         self.take_up()
         plans = self.plans()
         self.total = sum(map(len, plans))
@@ -112,6 +102,7 @@ class Loop:
                 self.pause(last)
         finally:
             batches.close()
+            self.readers.shutdown(wait=False, cancel_futures=True)
         return self.metrics
 
     def take_up(self) -> None:
@@ -150,8 +141,14 @@ class Loop:
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Packed conversations, with their states where files have them."""
-        made = pack(samples, self.settings.ttt_steps, None if self.source else read_states)
+        read = None if self.source else self.reading(samples)
+        made = pack(samples, self.settings.ttt_steps, read)
         return pinned(made) if self.accelerator.device.type == "cuda" else made
+
+    def reading(self, samples: Sequence[Sample]) -> Callable[[Sample], torch.Tensor]:
+        """A reader whose files are all being read at once: one thread does not keep a fast disk busy."""
+        started = {id(sample): self.readers.submit(read_states, sample) for sample in samples}
+        return lambda sample: started[id(sample)].result()
 
     def forward(self, batch: Batch, ttt_steps: int, *, drafts: bool = False) -> dict[str, torch.Tensor]:
         """The model's answer to a packed batch, wherever its states come from."""
@@ -243,20 +240,10 @@ class Loop:
         for name in bad:
             self.position.bad[name] = self.position.bad.get(name, 0) + 1
         self.position.seen += len(samples)
-        newest = self.metrics.rows[-PATIENCE:]
-        if len(newest) == PATIENCE and not any(math.isfinite(row["grad_norm"]) for row in newest):
-            raise Diverged(
-                f"the loss is {newest[-1]['loss']} and the gradient is not finite in {PATIENCE} steps in a row, "
-                f"up to step {self.position.step} of {self.total}",
-                "lower learning_rate",
-            )
-        left_out, seen = self.total_of(sum(self.position.bad.values()), self.position.seen)
-        if left_out > max(1, BAD_SHARE * seen) or left_out == seen > 0:
-            raise BadSamples(
-                f"{left_out:.0f} of {seen:.0f} conversations have states that are not finite, such as "
-                f"{', '.join(list(self.position.bad)[:3])}",
-                "extract.verify names them all; extract again without prefix caching, in bf16 instead of FP8",
-            )
+        health.refuse_divergence(self.metrics.rows, self.total)
+        health.refuse_bad_data(
+            *self.total_of(sum(self.position.bad.values()), self.position.seen), self.position.bad
+        )
 
     def total_of(self, *values: float) -> list[float]:
         """Sums over all processes."""
@@ -295,22 +282,6 @@ class Loop:
             self.error, self.stopping.why = error, type(error).__name__
 
 
-def drop_broken(model: torch.nn.Module) -> None:
-    """Zeros for a gradient that is not finite (the whole of it, after clipping), without a look at the device."""
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            grad = parameter.grad
-            local = grad.to_local() if hasattr(grad, "to_local") else grad
-            local.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def schedule(progress: float) -> float:
-    """Factor on the learning rate at a share of the training: linear warm-up, then a cosine to zero."""
-    if progress < WARMUP_SHARE:
-        return (progress + 1e-3) / (WARMUP_SHARE + 1e-3)
-    return 0.5 * (1 + math.cos(math.pi * (progress - WARMUP_SHARE) / (1 - WARMUP_SHARE)))
-
-
 def fit(
     settings: Eagle3Pipeline,
     accelerator: Accelerator,
@@ -325,8 +296,7 @@ def fit(
     stop: Flag | None = None,
 ) -> Loop:
     """All epochs, from the checkpoint at `path` where it has the same digest; returns the finished loop."""
-    wanted = [parameter for parameter in unrolled.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(wanted, lr=settings.learning_rate, **ADAMW)
+    optimizer = adamw(unrolled, settings.learning_rate, fused=accelerator.device.type == "cuda")
     model, optimizer = accelerator.prepare(unrolled, optimizer)
     loop = Loop(settings, accelerator, model, optimizer, train, held_out, path, digest, source=source, watch=watch)
     with Stopping(stop) as stopping:

@@ -13,7 +13,7 @@ from labkit import conversations, draft, extract, files
 from labkit.errors import LabError
 from labkit.settings import Eagle3Pipeline
 from labkit.targets import Target
-from labkit.train import loop, start
+from labkit.train import optimizer, start
 from labkit.vocab import VocabMap
 
 COLUMNS = {"input_ids": int, "loss_mask": bool}
@@ -99,9 +99,9 @@ def options(
         "ttt_step_loss_decay": settings.ttt_decay,
         "optimizer": "adamw",
         "lr": settings.learning_rate,
-        "weight_decay": loop.ADAMW["weight_decay"],
+        "weight_decay": optimizer.ADAMW["weight_decay"],
         "scheduler_type": "cosine",
-        "scheduler_warmup_ratio": loop.WARMUP_SHARE,
+        "scheduler_warmup_ratio": optimizer.WARMUP_SHARE,
         "epochs": settings.epochs,
         "seed": settings.seed,
         "save_path": data / "checkpoints",

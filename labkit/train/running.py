@@ -10,7 +10,7 @@ import torch
 from labkit import draft, extract, files
 from labkit.settings import Eagle3Pipeline
 from labkit.targets import Target
-from labkit.train import checkpoint, loop, start
+from labkit.train import checkpoint, loop, optimizer, start
 from labkit.train.batches import load_samples
 from labkit.train.loop import Loop, Watcher
 from labkit.train.onthefly import OnTheFly
@@ -142,8 +142,7 @@ def describe(
         "target": target.revision,
         "flags": draft.FLAGS,
         "start": start.identity(settings.start),
-        "optimizer": {"name": "AdamW", **loop.ADAMW, "clip_norm": loop.CLIP_NORM},
-        "schedule": {"warmup_share": loop.WARMUP_SHARE, "decay": "cosine to 0"},
+        **optimizer.RECORD,
     }
     return values | {"digest": files.digest(values)}
 

@@ -70,6 +70,10 @@ class Unrolled(torch.nn.Module):
         outputs = unroll(head, states[:, :, :-1].flatten(2), batch, ttt_steps, self.one_step)
         for step, normed in enumerate(outputs):
             reach = batch["reach"][step]
+            if not len(reach):  # a part without a row so deep: nothing to learn, and kernels refuse nothing
+                sums.append(normed.sum() * 0.0)
+                guesses += [to_target(head, head.lm_head(normed).argmax(-1))] if drafts else []
+                continue
             owner = owners[trained[reach]]
             rows = normed.flatten(0, 1).index_select(0, trained[reach] - step)
             losses = self.losses(head.lm_head(rows), targets if len(reach) == len(trained) else targets[reach])
@@ -92,8 +96,8 @@ def finite(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The states with zeros for what is not finite, and a mark for each document that had such."""
     states, documents = batch["states"], batch["document_ids"]
     bad = ~torch.isfinite(states.flatten(2)).all(-1)  # [B, L]
-    marks = torch.where(bad & (documents >= 0), BAD_STATES, GOOD).flatten().to(torch.int8)
-    found = torch.zeros(len(batch["places"]), dtype=torch.int8, device=states.device)
+    marks = torch.where(bad & (documents >= 0), BAD_STATES, GOOD).flatten().to(torch.int32)
+    found = torch.zeros(len(batch["places"]), dtype=torch.int32, device=states.device)
     found = found.scatter_reduce(0, documents.flatten().clamp(min=0), marks, "amax")
     return torch.where(bad[..., None, None], 0.0, states).to(states.dtype), found
 

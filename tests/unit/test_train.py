@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from train_data import SETTINGS, assert_same, changed, fit, make, samples_of
 
 from labkit import draft, files, settings, train, vocab
-from labkit.train import batches, loop, metrics, order, simulation
+from labkit.train import batches, loop, metrics, optimizer, order, simulation
 from labkit.train.batches import Sample
 from labkit.train.unroll import BAD_LOSS, BAD_STATES, GOOD, Unrolled
 
@@ -330,7 +330,7 @@ def test_a_single_broken_gradient_changes_nothing_but_is_seen(made, trained):
     assert answer["documents"].tolist() == [BAD_LOSS] * 3
     answer["sums"].sum().backward()
     torch.nn.utils.clip_grad_norm_(unrolled.parameters(), 1.0)
-    loop.drop_broken(unrolled)
+    optimizer.drop_broken(unrolled)
     assert all((p.grad == 0).all() for p in unrolled.parameters() if p.grad is not None)
 
 
@@ -405,11 +405,11 @@ def test_events_are_written_where_tensorboard_is_and_its_lack_is_said(tmp_path, 
 
 
 def test_the_schedule_warms_up_and_ends_at_zero():
-    assert loop.schedule(0.0) < 0.05
-    assert loop.schedule(loop.WARMUP_SHARE) == pytest.approx(1.0)
-    assert loop.schedule(1.0) == pytest.approx(0.0, abs=1e-9)
-    assert loop.schedule((1 + loop.WARMUP_SHARE) / 2) == pytest.approx(0.5)
-    values = [loop.schedule(x) for x in np.linspace(loop.WARMUP_SHARE, 1, 50)]
+    assert optimizer.schedule(0.0) < 0.05
+    assert optimizer.schedule(optimizer.WARMUP_SHARE) == pytest.approx(1.0)
+    assert optimizer.schedule(1.0) == pytest.approx(0.0, abs=1e-9)
+    assert optimizer.schedule((1 + optimizer.WARMUP_SHARE) / 2) == pytest.approx(0.5)
+    values = [optimizer.schedule(x) for x in np.linspace(optimizer.WARMUP_SHARE, 1, 50)]
     assert values == sorted(values, reverse=True)
 
 

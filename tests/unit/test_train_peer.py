@@ -10,7 +10,7 @@ import torch
 from train_data import LAYERS, SETTINGS, changed, fit, make, samples_of
 
 from labkit import draft, files, train
-from labkit.train import batches, loop, order, peer, start
+from labkit.train import batches, optimizer, order, peer, start
 from labkit.train.unroll import Unrolled
 
 STEPS = 3
@@ -152,7 +152,7 @@ def test_speculators_takes_the_command_and_reads_the_data(made, tmp_path):
         "seed": 5,
         "optimizer": "adamw",
         "scheduler_type": "cosine",
-        "scheduler_warmup_ratio": loop.WARMUP_SHARE,
+        "scheduler_warmup_ratio": optimizer.WARMUP_SHARE,
         "total_seq_len": 40,
         "target_layer_ids": [1, 3, 4],
         "draft_vocab_size": 32,

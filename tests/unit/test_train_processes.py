@@ -71,7 +71,7 @@ def assert_close(one, other):
 def test_two_processes_train_as_one(made, one, tmp_path, kind):
     flags = ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     if kind == "fsdp":
-        flags += ["--use_fsdp", "--fsdp_version", "2"]
+        flags += job.FSDP
     process = launched(written(made, tmp_path), *flags)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said[-3000:]
