@@ -82,7 +82,7 @@ def load_samples(dataset_dir: Path, hidden_dir: Path, split: str) -> list[Sample
     samples = [
         Sample(
             path=extract.states_path(hidden_dir, row.Index),
-            input_ids=np.array(row.input_ids, dtype=np.int64),
+            input_ids=np.array(row.input_ids, dtype=np.int32),  # half the memory of int64
             loss_mask=np.array(row.loss_mask, dtype=bool),
             prompt_tokens=row.prompt_tokens,
         )

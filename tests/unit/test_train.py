@@ -86,7 +86,7 @@ def test_a_batch_pairs_each_token_with_the_state_before_it_and_the_target_at_it(
         states = load_file(one.path)["hidden_states"]
         peer = shift_batch(
             {
-                "input_ids": torch.from_numpy(one.input_ids),
+                "input_ids": torch.from_numpy(one.input_ids).long(),
                 "hidden_states": states[:, :-1].flatten(1),
                 "verifier_last_hidden_states": states[:, -1],
                 "loss_mask": torch.from_numpy(one.loss_mask),
@@ -179,7 +179,7 @@ def drafted_token_by_token(model, one, row, k):
         state = model.input_norm(state)
     if model.fc_norm is not None:
         state = torch.cat([n(c) for n, c in zip(model.fc_norm, state.chunk(3, -1), strict=True)], -1)
-    state, ids = model.fc(state), torch.from_numpy(one.input_ids[1 : row + 2])[None]
+    state, ids = model.fc(state), torch.from_numpy(one.input_ids[1 : row + 2]).long()[None]
     cache, position, tokens = DynamicCache(), torch.arange(1, row + 2)[None], []
     for _ in range(k):
         joined = torch.cat([model.embed_tokens(ids), state], dim=-1)
