@@ -9,6 +9,7 @@ from labkit.errors import LabError
 
 PATIENCE = 3  # steps in a row without a finite gradient before a training is given up
 BAD_SHARE = 0.1  # of the conversations seen: more without finite states than this is no accident
+FEW = 2  # broken conversations say nothing about the share
 
 
 class Diverged(LabError):
@@ -31,8 +32,8 @@ def refuse_divergence(rows: Sequence[Mapping[str, float]], total: int) -> None:
 
 
 def refuse_bad_data(left_out: float, seen: float, names: Mapping[str, int]) -> None:
-    """Raise BadSamples where more than a tenth of the conversations seen, or all, were left out."""
-    if left_out > max(1, BAD_SHARE * seen) or left_out == seen > 0:
+    """Raise BadSamples where more than a few and a tenth of the conversations seen, or all, were left out."""
+    if left_out > max(FEW, BAD_SHARE * seen) or left_out == seen > 0:
         raise BadSamples(
             f"{left_out:.0f} of {seen:.0f} conversations have states that are not finite, such as "
             f"{', '.join(list(names)[:3])}",
