@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from train_data import SETTINGS, assert_same, changed, fit, make, samples_of
 
 from labkit import draft, files, settings, train, vocab
-from labkit.train import batches, loop, metrics, optimizer, order, simulation
+from labkit.train import batches, loop, metrics, optimizer, order, simulation, start
 from labkit.train.batches import Sample
 from labkit.train.unroll import BAD_LOSS, BAD_STATES, GOOD, Unrolled
 
@@ -431,8 +431,15 @@ def test_training_on_from_a_head_begins_where_it_ended(made, whole, trained, tmp
     expected = float((evaluate(trained, group)["sums"] / torch.tensor(counts)).sum())
     assert first_loss(tmp_path / "on") == pytest.approx(expected, rel=1e-4)
     assert files.read_json(head / "training.json")["start"] == files.digest_file(whole / "head/model.safetensors")
-    fit(made, tmp_path / "scratch", changed(start="scratch", precision="fp32", epochs=1))
-    assert first_loss(tmp_path / "scratch") > first_loss(tmp_path / "on")
+
+
+def test_from_scratch_is_the_seeds_own_head_and_warm_is_not(made):
+    fresh = draft.build(made["target"], made["vocab"], (1, 3, 4), seed=SETTINGS.seed)
+    begun = [
+        start.head(changed(start=how), made["target"], made["vocab"], (1, 3, 4)) for how in ("scratch", "warm")
+    ]
+    assert torch.equal(begun[0].fc.weight, fresh.fc.weight)
+    assert not torch.equal(begun[1].fc.weight, fresh.fc.weight)
 
 
 def test_a_head_over_other_layers_or_nowhere_is_no_start(made, whole, tmp_path):
