@@ -147,8 +147,8 @@ def test_rows_hold_each_document_once_and_are_no_longer_than_need_be(monkeypatch
     batch = batches.pack(samples, 3, None)
     documents = batch["document_ids"]
     assert documents.shape == (3, 16)  # 12 + 3, 9 + 7, 5: first fit, longest first
-    for number, (one, (row, start)) in enumerate(zip(samples, batch["places"], strict=True)):
-        assert documents[row, start : start + one.tokens].tolist() == [number] * one.tokens
+    for number, (one, (row, first)) in enumerate(zip(samples, batch["places"], strict=True)):
+        assert documents[row, first : first + one.tokens].tolist() == [number] * one.tokens
         assert (documents == number).sum() == one.tokens
     assert batch["trained"].tolist() == sorted(batch["trained"].tolist(), key=batch["trained"].tolist().index)
     assert "states" not in batch
@@ -285,8 +285,8 @@ def test_held_out_loss_is_a_mean_over_trained_tokens(made, trained):
 def test_states_that_are_not_finite_leave_out_their_conversation_and_no_other(made, trained, value):
     samples = samples_of(made)[:4]
     batch = batches.pack(samples, 2)
-    row, start = batch["places"][2]
-    batch["states"][row, start + 3, 1, 5] = value
+    row, first = batch["places"][2]
+    batch["states"][row, first + 3, 1, 5] = value
     answer = Unrolled(trained)(batch, 2)
     assert answer["documents"].tolist() == [GOOD, GOOD, BAD_STATES, GOOD]
     rest = evaluate(trained, [samples[0], samples[1], samples[3]])
