@@ -163,12 +163,13 @@ class Loop:
         """One optimiser step on a group.
 
         The loss is the sum over TTT steps of decay^i times the mean over all trained tokens of the group: over
-        processes and accumulated parts alike, so that a short part weighs by its tokens.
+        processes and accumulated parts alike, so that a short part weighs by its tokens. A conversation whose
+        states are not finite adds nothing to the sum, but its tokens stay in the mean.
         """
         steps, device = self.settings.ttt_steps, self.accelerator.device
         counts = sum(sample.trained(steps) for sample in group)
-        weights = torch.tensor([self.settings.ttt_decay**i / max(n, 1) for i, n in enumerate(counts)])
-        weights = weights.to(device, non_blocking=True)
+        weighed = [self.settings.ttt_decay**i / max(int(n), 1) for i, n in enumerate(counts)]
+        weights = torch.tensor(weighed, dtype=torch.float32).to(device, non_blocking=True)
         rate = self.settings.learning_rate * schedule(self.position.step / self.total)
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
