@@ -74,7 +74,8 @@ def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
     options = StateDictOptions(**WHOLE, strict=False)
-    _weights, fresh = get_state_dict(model, optimizer, options=options)
+    own = StateDictOptions(ignore_frozen_params=True)  # not gathered: only the names of the groups are wanted
+    _weights, fresh = get_state_dict(model, optimizer, options=own)
     weights: dict[str, Any] = {}
     slots: dict[str, dict[str, torch.Tensor]] = {}
     with safe_open(path, framework="pt") as file:

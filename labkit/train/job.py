@@ -17,6 +17,7 @@ from labkit.settings import Eagle3Pipeline
 from labkit.train.running import run
 
 FSDP = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP"]  # a head is one layer
+FSDP += ["--fsdp_cpu_ram_efficient_loading", "false"]
 PLACES = ("dataset_dir", "hidden_dir", "vocab_dir", "out_dir")
 
 

@@ -93,14 +93,16 @@ class Loop:
             if (epoch, number) >= (self.position.epoch, self.position.group)
         ]
         batches = Ahead(self.parts(group) for _epoch, _number, group, _last in rest)
-        steps = progress.progress(rest, f"training ({self.total} steps)") if self.main else rest
+        line = progress.bar("training", self.total, unit="step", initial=self.position.step, disable=not self.main)
         try:
-            for (epoch, number, group, last), parts in zip(steps, batches, strict=True):
+            for (epoch, number, group, last), parts in zip(rest, batches, strict=True):
                 self.step(group, parts, epoch)
                 self.position.step += 1
                 self.position.epoch, self.position.group = (epoch + 1, 0) if last else (epoch, number + 1)
+                line.update()
                 self.pause(last)
         finally:
+            line.close()
             batches.close()
             self.readers.shutdown(wait=False, cancel_futures=True)
         return self.metrics
