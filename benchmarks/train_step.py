@@ -70,7 +70,7 @@ def built(target: Target, draft_vocab_size: int, device: torch.device, *, flex: 
 def own_step(model: Any, settings: Eagle3Pipeline, device: torch.device) -> Callable[[Any], None]:
     """The lab's step on a ready batch, all but its bookkeeping."""
     unrolled = Unrolled(model, settings.loss, compiled=settings.compiled)
-    adamw = optimizer.adamw(unrolled, 1e-4, fused=device.type == "cuda")
+    adamw = optimizer.adamw(unrolled, 1e-4)
 
     def step(batch: batches.Batch) -> None:
         batch = batches.to_device(batch, device)
@@ -155,7 +155,7 @@ def whole_loop(target: Target, settings: Eagle3Pipeline, samples: list[Sample], 
     count = target.geometry.num_hidden_layers
     source = OnTheFly(target, (2, count // 2, count - 3), accelerator.device)
     unrolled = Unrolled(model, settings.loss, compiled=settings.compiled)
-    adamw = optimizer.adamw(unrolled, 1e-4, fused=accelerator.device.type == "cuda")
+    adamw = optimizer.adamw(unrolled, 1e-4)
     prepared = accelerator.prepare(unrolled, adamw)
     with tempfile.TemporaryDirectory() as folder, Stopping() as stopping:
         path = Path(folder) / "checkpoint.safetensors"

@@ -299,7 +299,7 @@ def fit(
     stop: Flag | None = None,
 ) -> Loop:
     """All epochs, from the checkpoint at `path` where it has the same digest; returns the finished loop."""
-    optimizer = adamw(unrolled, settings.learning_rate, fused=accelerator.device.type == "cuda")
+    optimizer = adamw(unrolled, settings.learning_rate)
     model, optimizer = accelerator.prepare(unrolled, optimizer)
     loop = Loop(settings, accelerator, model, optimizer, train, held_out, path, digest, source=source, watch=watch)
     with Stopping(stop) as stopping:

@@ -4,7 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
