@@ -122,4 +122,4 @@ def clear(path: Path) -> None:
 def sweep(path: Path) -> None:
     """Remove what processes that were killed while writing left beside `path`."""
     for scratch in path.parent.glob(f".{path.name}.*"):
-        shutil.rmtree(scratch) if scratch.is_dir() else scratch.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True) if scratch.is_dir() else scratch.unlink(missing_ok=True)

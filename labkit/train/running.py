@@ -59,6 +59,7 @@ def run(
     record = describe(settings, target, dataset_dir, vocab, layer_ids)
     head_dir, path = out_dir / "head", out_dir / "checkpoint.safetensors"
     if is_done(head_dir, record):
+        checkpoint.clear(path)  # of a process that was killed after its last write
         return head_dir
     train, held_out = (load_samples(dataset_dir, hidden_dir, split) for split in ("train", "held_out"))
     accelerator = processes()
