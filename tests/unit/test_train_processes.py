@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from train_data import LAYERS, changed, fit, make
 
-from labkit import settings, train
+from labkit import pipeline, settings, train
 from labkit.train import checkpoint, job
 
 
@@ -116,3 +117,16 @@ def test_accelerates_own_parser_takes_the_launch_command(processes, fsdp):
     assert parsed.training_script_args == ["a b/training.json"]
     assert parsed.num_processes == processes
     assert parsed.use_fsdp == (fsdp and processes > 1)
+
+
+def test_the_pipeline_writes_the_file_and_the_commands_for_other_machines(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
+    chosen = changed(target=str(made["target"].path), run_id="r", aux_layers="1,3,4", epochs=1)
+    shutil.copytree(made["dataset_dir"], chosen.folder / "data")
+    shutil.copytree(made["hidden_dir"], chosen.folder / "hidden_states")
+    head = pipeline.head(chosen, made["target"], made["vocab"])
+    assert job.run_job(chosen.folder / "training.json", {}) == head.resolve()  # nothing is left to do
+    commands = pipeline.elsewhere(chosen, made["target"], made["vocab"], processes=2)
+    assert commands["labkit"].endswith(f"-m labkit.train {chosen.folder / 'training.json'}")
+    assert "--target-layer-ids 1 3 4" in commands["speculators"]
+    assert (chosen.folder / "speculators" / "d2t-32.npy").exists()
