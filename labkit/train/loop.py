@@ -22,7 +22,7 @@ import torch
 from labkit import progress
 from labkit.settings import Eagle3Pipeline
 from labkit.train import checkpoint, health, simulation
-from labkit.train.batches import Batch, Sample, pack, pinned, read_states, to_device
+from labkit.train.batches import Batch, Sample, pack, pinned, reading, to_device
 from labkit.train.metrics import Metrics, opened
 from labkit.train.optimizer import CLIP_NORM, adamw, drop_broken, schedule
 from labkit.train.order import Ahead, plan, shares
@@ -143,14 +143,9 @@ class Loop:
 
     def batch(self, samples: Sequence[Sample]) -> Batch:
         """Packed conversations, with their states where files have them."""
-        read = None if self.source else self.reading(samples)
+        read = None if self.source else reading(samples, self.readers)
         made = pack(samples, self.settings.ttt_steps, read)
         return pinned(made) if self.accelerator.device.type == "cuda" else made
-
-    def reading(self, samples: Sequence[Sample]) -> Callable[[Sample], torch.Tensor]:
-        """A reader whose files are all being read at once: one thread does not keep a fast disk busy."""
-        started = {id(sample): self.readers.submit(read_states, sample) for sample in samples}
-        return lambda sample: started[id(sample)].result()
 
     def forward(self, batch: Batch, ttt_steps: int, *, drafts: bool = False) -> dict[str, torch.Tensor]:
         """The model's answer to a packed batch, wherever its states come from."""
