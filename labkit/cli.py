@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,6 +19,7 @@ Parameters = Annotated[
 ]
 
 
+TRAIN = "With --train"
 PATHS = ("target", "prompts", "head", "start", "trace_dir")
 
 
@@ -46,24 +48,53 @@ def run(
     run_id: Annotated[str, typer.Option(help="folder under outputs/; <target>-<scale> where left out")] = "",
     scale: Annotated[str, typer.Option(help="smoke, demo or full")] = "",
     force: Annotated[bool, typer.Option(help="run stages again that are up to date")] = False,
+    params: Annotated[
+        str, typer.Option(help="a YAML file of parameters, or a folder with one a notebook (02.yaml)")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what each stage would do and start; nothing is started")
+    ] = False,
     help_parameters: Annotated[bool, typer.Option(help="list the notebook's parameters and stop")] = False,
 ) -> None:
     """Run a notebook headless into outputs/<run id>/, or all five in order."""
-    from labkit import runs
-    from labkit.runs import headline
-
     if help_parameters:
         typer.echo(describe_parameters(notebook))
         return
     given = parse_parameters(parameter)
     given |= {name: value for name, value in {"run_id": run_id, "scale": scale}.items() if value}
+    if params:
+        from labkit.runs import parameter_files
+
+        given = parameter_files.merged(parameter_files.read(Path(params), notebook), given)
+        given.setdefault("run_id", Path(params).name if Path(params).is_dir() else default_run_id(given))
+    if dry_run:
+        from labkit.runs import dry
+
+        if notebook == "all":
+            given.setdefault("run_id", default_run_id(given))
+        text, well = dry.report(notebook, given)
+        typer.echo(text)
+        raise typer.Exit(0 if well else 1)
+    execute(notebook, given, force=force)
+
+
+def execute(notebook: str, given: dict[str, str], *, force: bool) -> None:
+    """Run one notebook, or all with their pages and the headline table."""
+    from labkit import runs
+    from labkit.runs import headline
+
     if notebook != "all":
         runs.execute(notebook, given, force=force)
         return
-    given.setdefault("run_id", f"{Path(given.get('target', 'smollm2')).name}-{given.get('scale', 'demo')}")
+    given.setdefault("run_id", default_run_id(given))
     folder = runs.run_all(given, force=force)
     index = runs.render(folder)
     typer.echo(f"\n{headline.text_table(runs.headline_of(folder))}\n\n  {index}")
+
+
+def default_run_id(given: Mapping[str, Any]) -> str:
+    """The run folder of all notebooks where none is named: <target>-<scale>."""
+    return f"{Path(str(given.get('target', 'smollm2'))).name}-{given.get('scale', 'demo')}"
 
 
 def describe_parameters(notebook: str) -> str:
@@ -112,6 +143,36 @@ def doctor(
 
 
 @app.command()
+def extract(
+    dataset: Annotated[Path, typer.Argument(help="the folder with dataset.parquet")],
+    out: Annotated[Path, typer.Argument(help="the folder for the states; shards may share it")],
+    target: Annotated[str, typer.Option(help="a target's name, a model directory, or a hub id")] = "smollm2",
+    server: Annotated[str, typer.Option(help="address of a running extract server; else one is started")] = "",
+    layers: Annotated[str, typer.Option(help='layer ids, as "2,15,27"; the default where left out')] = "",
+    shard: Annotated[str, typer.Option(help='"2/4" for the second of four workers')] = "",
+    form: Annotated[str, typer.Option(help="bf16, zstd (lossless) or fp8")] = "bf16",
+    backend: Annotated[str, typer.Option(help="vllm, or transformers for what vLLM cannot serve")] = "vllm",
+    concurrency: Annotated[int, typer.Option(help="rows under way")] = 16,
+    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="name=value of the server")] = None,
+) -> None:
+    """Write the target's hidden states of a data set, or one worker's shard of them, and check them."""
+    from labkit import extract as states
+    from labkit import pipeline, targets
+    from labkit.engine.service import experiment
+
+    options = {"log_dir": out.with_name(f"{out.name}-logs-{shard.replace('/', '-of-')}")} if shard else {}
+    options |= experiment.options(parse_parameters(option))
+    source = server or pipeline.extract_server(targets.resolve(target), out, layers, **options)
+    work = {"layers": layers, "shard": shard, "form": form, "backend": backend, "concurrency": concurrency}
+    states.run(dataset, source, out, target=targets.resolve(target), **work)
+    problems = states.verify(out, dataset_dir=dataset, shard=shard)
+    typer.echo(f"{len(problems)} problems; the next token agrees in {problems.attrs['agreement']:.1%}")
+    if len(problems):
+        typer.echo(problems.to_string(index=False))
+        raise typer.Exit(1)
+
+
+@app.command()
 def swap(
     service: Annotated[str, typer.Argument(help="the systemd service, NAME or NAME.service")],
     command: Annotated[
@@ -154,6 +215,18 @@ def swap(
 
 
 @app.command()
+def convert_head(
+    head: Annotated[str, typer.Argument(help="a head directory, in speculators' or the llama form")],
+    out: Annotated[str, typer.Argument(help="the directory to write")],
+    form: Annotated[str, typer.Option(help="speculators (vLLM) or llama (vLLM and SGLang)")] = "llama",
+) -> None:
+    """Write an EAGLE-3 head in its other form; the tensors stay bit for bit the same."""
+    from labkit import draft
+
+    typer.echo(f"{draft.convert(Path(head), Path(out), form)} is a head in {form} form")
+
+
+@app.command()
 def plan(
     target: Annotated[
         str, typer.Option(help="a geometry of data/models, a config.json or its folder")
@@ -162,12 +235,48 @@ def plan(
     engine: Annotated[str, typer.Option(help='as "vllm 0.16"; the installed vLLM where left out')] = "",
     streams: Annotated[int, typer.Option(help="requests side by side")] = 1,
     context: Annotated[int, typer.Option(help="tokens of context in the cache")] = 2048,
-    out: Annotated[str, typer.Option(help="a folder for next-steps.md")] = "",
+    out: Annotated[str, typer.Option(help="a folder for next-steps.md, or with --train next-steps-eagle.md")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of text")] = False,
+    train: Annotated[bool, typer.Option("--train", help="plan a training instead: see below")] = False,
+    conversations: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="how many")] = 100_000,
+    tokens: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="instead: tokens in all")] = 0,
+    prompt_tokens: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="of a conversation")] = 200,
+    answer_tokens: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="of a conversation")] = 1848,
+    epochs: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="passes over the data")] = 1,
+    ttt_steps: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="drafted in a row in training")] = 3,
+    draft_vocab_size: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="the head's vocabulary")] = 32_000,
+    batch_tokens: Annotated[int, typer.Option(rich_help_panel=TRAIN, help="of a step, on each GPU")] = 8192,
+    fp8: Annotated[bool, typer.Option("--fp8", rich_help_panel=TRAIN, help="states in FP8")] = False,
+    on_the_fly: Annotated[
+        bool, typer.Option("--on-the-fly", rich_help_panel=TRAIN, help="states not stored")
+    ] = False,
+    disk_gb: Annotated[float, typer.Option(rich_help_panel=TRAIN, help="disk that is free; 0: not known")] = 0,
+    rent_after_days: Annotated[float, typer.Option(rich_help_panel=TRAIN, help="longer here: rent")] = 2,
 ) -> None:
-    """Predict what speculation brings before anyone trains: step, verification, options, go or no-go."""
+    """Predict what speculation brings before anyone trains, or with --train what training a head takes.
+
+    With --train the exit code is 1 where disk or memory will not do.
+    """
     import json
 
+    if train:
+        from labkit import planner
+
+        work = planner.Work(
+            conversations=planner.conversations_for(tokens, prompt_tokens + answer_tokens)
+            if tokens
+            else conversations,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            epochs=epochs,
+            ttt_steps=ttt_steps,
+            draft_vocab_size=draft_vocab_size,
+            batch_tokens=batch_tokens,
+            item_bytes=1 if fp8 else 2,
+            stored=not on_the_fly,
+        )
+        plan_training(target, hardware, work, disk_gb, rent_after_days, out, as_json)
+        return
     from labkit import options, outlook
 
     name, _, version = engine.partition(" ")
@@ -177,6 +286,26 @@ def plan(
     if out:
         title = f"{found.model.geometry.name} on {found.model.hardware.name}"
         typer.echo(options.write_next_steps(out, found.ranked, title=title, verdict=found.sentence))
+
+
+def plan_training(
+    target: str, hardware: str, work: Any, disk_gb: float, rent_after_days: float, out: str, as_json: bool
+) -> None:
+    """Print, and write where asked, the plan of a training; exit code 1 where it does not fit."""
+    import json
+
+    from labkit.planner import plan as planned
+    from labkit.planner import writing
+
+    found = planned(target, hardware, work, free_gb=disk_gb or None)
+    if as_json:
+        typer.echo(json.dumps(writing.as_json(found, rent_after_days), indent=2))
+    else:
+        typer.echo(writing.text(found, rent_after_days))
+    if out:
+        typer.echo(writing.write(Path(out), found, rent_after_days=rent_after_days))
+    if found.obstacles:
+        raise typer.Exit(1)
 
 
 def main() -> None:

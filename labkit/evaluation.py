@@ -57,11 +57,14 @@ class Pipeline:
 def require_fit(head: Path, target: targets.Target) -> pd.DataFrame:
     """The head's pre-flight as a frame of one line; raises BadHead with all problems when it would not serve."""
     problems = draft.preflight(head, target)
-    if problems:
-        raise draft.BadHead(f"{head} does not fit {target.name}: {'; '.join(problems)}", "export the head anew")
+    fatal = [problem for problem in problems if problem.fatal]
+    if fatal:
+        raise draft.BadHead(f"{head} does not fit {target.name}: {'; '.join(fatal)}", "export the head anew")
     config = files.read_json(head / "config.json")
     names = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "norm_before_residual", "norm_output")
-    return pd.DataFrame([{"head": head.name, "problems": 0} | {name: str(config.get(name)) for name in names}])
+    return pd.DataFrame(
+        [{"head": head.name, "problems": len(problems)} | {name: str(config.get(name)) for name in names}]
+    )
 
 
 def acceptances(rows: pd.DataFrame) -> dict[str, Acceptance]:

@@ -223,6 +223,8 @@ class NgramBaseline(Settings):
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 1
     max_model_len: int = 0
+    plan_for: str = "kimi-k2.5"
+    plan_hardware: str = "rtx-pro-6000-pcie-x8"
 
     def __post_init__(self) -> None:
         """Refuse now what the variant's server would refuse after the baseline was measured."""
@@ -277,15 +279,26 @@ class Eagle3Pipeline(Settings):
         "learning_rate": 1e-7,
         "ttt_decay": 1e-3,
         "accumulate": 1,
+        "tensor_parallel_size": 1,
+        "plan_conversations": 1,
+        "plan_tokens": 2,
+        "plan_disk_gb": 0,
+        "rent_after_days": 0,
     }
 
     prompts: str = "templated"
+    answers: str = "target"
+    train_reasoning: bool = True
     num_prompts: int = 0
     held_out: int = 0
     max_tokens: int = 0
     temperature: float = 0.0
+    top_p: float = 1.0
     concurrency: int = 64
     aux_layers: str = ""
+    hidden_states: str = "bf16"
+    states_backend: str = "vllm"
+    shard: str = ""
     draft_vocab_size: int = 0
     epochs: int = 0
     learning_rate: float = 1e-3
@@ -297,13 +310,25 @@ class Eagle3Pipeline(Settings):
     start: str = "warm"
     accumulate: int = 1
     precision: str = "bf16"
-    states: str = "files"
+    states_from: str = "files"
     compiled: bool = False
+    tensor_parallel_size: int = 1
+    plan_for: str = "kimi-k2.5"
+    plan_hardware: str = "rtx-pro-6000-pcie-x8"
+    plan_conversations: int = 100_000
+    plan_tokens: int = 2048
+    plan_disk_gb: float = 0.0
+    rent_after_days: float = 2.0
 
     def __post_init__(self) -> None:
-        """Refuse a word that training does not know now, not after the extraction."""
+        """Refuse answers of nobody now, not after the prompts are there."""
         super().__post_init__()
-        for name, known in {"precision": ("bf16", "fp32"), "states": ("files", "on-the-fly")}.items():
+        if self.answers not in ("target", "dataset"):
+            raise BadParameter(
+                f"answers={self.answers!r} is nobody's",
+                "use target (it answers itself: on-policy) or dataset (the data set's own answers)",
+            )
+        for name, known in {"precision": ("bf16", "fp32"), "states_from": ("files", "on-the-fly")}.items():
             if getattr(self, name) not in known:
                 raise BadParameter(f"{name}={getattr(self, name)!r} is unknown", f"use {' or '.join(known)}")
 

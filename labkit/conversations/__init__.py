@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from labkit.conversations.answers import ServerLost, TooFewAnswers, lost, opened
-from labkit.conversations.dataset import collect, load, token_counts
-from labkit.conversations.sources import BadPromptFile, TooFewPrompts, prompts, read, split, templated
+from labkit.conversations.answers import TooFewAnswers
+from labkit.conversations.asking import ServerLost, lost, opened
+from labkit.conversations.copies import near_copies, without_copies
+from labkit.conversations.dataset import NoEndOfThought, collect, load, render, token_counts
+from labkit.conversations.forms import BadRow
+from labkit.conversations.raw import BadPromptFile, DatasetUnreachable, presets
+from labkit.conversations.sources import TooFewPrompts, prompts, read, report, split, templated
+from labkit.conversations.synthesis import NoSynthesis, synthesise
+from labkit.conversations.template import Template
+from labkit.conversations.tokens import tokenise
 
 __all__ = [
     "BadPromptFile",
+    "BadRow",
+    "DatasetUnreachable",
+    "NoEndOfThought",
+    "NoSynthesis",
     "ServerLost",
+    "Template",
     "TooFewAnswers",
     "TooFewPrompts",
     "collect",
     "load",
     "lost",
+    "near_copies",
     "opened",
+    "presets",
     "prompts",
     "read",
+    "render",
+    "report",
     "split",
+    "synthesise",
     "templated",
     "token_counts",
+    "tokenise",
+    "without_copies",
 ]

@@ -1,115 +1,101 @@
-"""The target answers the prompts through its server; each answer is kept as it comes."""
+"""The target answers the prompts through its server, turn by turn; each answer is kept as it comes."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pandas as pd
 
-from labkit import engine, files, runs
+from labkit import files
+from labkit.conversations.asking import everything, opened, post
+from labkit.conversations.forms import Messages
+from labkit.conversations.store import Store
 from labkit.errors import LabError
-
-TIMEOUT_S = 1800.0  # one answer of a long queue; a server that died refuses the connection at once
-
-
-class ServerLost(LabError):
-    """The server stopped answering in the middle of a step."""
 
 
 class TooFewAnswers(LabError):
     """The server refused so many requests that what is left is no data set."""
 
 
-@contextlib.contextmanager
-def opened(server: Any) -> Iterator[Any]:
-    """A server from what a step was given: a Server, an address, or a call that starts one (`engine.serve`)."""
-    if isinstance(server, str):
-        yield engine.attach(server)
-    elif callable(server):
-        with server() as started:
-            yield started
-    else:
-        yield server
+@dataclass(frozen=True)
+class Sampling:
+    """How answers are drawn; all of it stands in the data set and decides which stored answers can be used."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As the chat API takes it."""
+        return vars(self).copy()
 
 
-def lost(server: Any, error: Exception, done: int, total: int, kept: Path) -> LabError:
-    """The error for a server that died after `done` of `total` requests; `kept` holds what was finished.
+@dataclass(frozen=True)
+class Dialogue:
+    """One prompt's conversation with the target: which turns it has to say, and which it has said."""
 
-    EngineDied with the end of its log where the lab started the server, else ServerLost.
-    """
-    for _ in range(10):  # its process ends a moment after its connections do
-        try:
-            server.check()
-        except LabError as died:
-            return died
-        time.sleep(0.3)
-    reason = f"{type(error).__name__}: {error}"
-    return ServerLost(
-        f"the server at {server.base_url} failed after {done} of {total} requests ({reason})",
-        f"run again: finished work is kept in {kept} and only the missing part is asked for",
-    )
+    prompt_id: str
+    messages: Messages
+    tools: list[dict[str, Any]]
+    model_key: str
+    sampling: Sampling
+    template: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def places(self) -> list[int]:
+        """Where the target speaks: for each answer the number of messages before it."""
+        own = [i for i, turn in enumerate(self.messages) if turn["role"] == "assistant"]
+        return own if self.messages[-1]["role"] == "assistant" else [*own, len(self.messages)]
 
-class Store:
-    """Answers in a JSON-lines file, appended as they come; a line cut short by a kill is ignored."""
+    def key(self, turn: int, history: Messages) -> str:
+        """The name of an answer in the store."""
+        parts: list[Any] = [self.model_key, self.sampling.options, self.prompt_id]
+        if turn or self.template:
+            parts += [turn, history, self.template]
+        return files.digest(parts)
 
-    def __init__(self, path: Path) -> None:
-        """Read what is there."""
-        self.path = path
-        self.lock = threading.Lock()
-        self.rows: dict[str, dict[str, Any]] = {}
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-        for line in lines:
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                row = json.loads(line)
-                self.rows[row["key"]] = row
+    def walk(self, store: Store) -> tuple[list[dict[str, Any]], tuple[str, Messages] | None]:
+        """The answers that the store has, and key and messages of the next one to ask for (None: all said).
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep one answer; raises DiskFull where there is no room."""
-        with self.lock:
-            self.rows[row["key"]] = row
-            try:
-                with self.path.open("ab") as file:
-                    file.write(b"\n" + json.dumps(row).encode())  # the newline first: ends a line cut short
-            except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise files.disk_full(self.path) from error
-                raise
+        Later turns follow the target's own answers, reasoning included; where the result of a tool follows, the
+        data set's call stays in the history, because the result is that call's. A cut answer ends it all, and
+        so does a refused one after the first.
+        """
+        history: Messages = []
+        said: list[dict[str, Any]] = []
+        for turn, place in enumerate(self.places):
+            history += self.messages[len(history) : place]
+            key = self.key(turn, history)
+            answer = store.rows.get(key)
+            if answer is None or ("error" in answer and not said):
+                return said, (key, history)
+            if "error" in answer:  # a later turn that no longer fits: the conversation ends before it
+                break
+            said.append(answer)
+            if answer["finish_reason"] != "stop":
+                break
+            kept = place + 1 < len(self.messages) and self.messages[place + 1]["role"] == "tool"
+            history.append(self.messages[place] if kept else spoken(answer))
+        return said, None
 
-
-def ask(client: httpx.Client, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """One chat completion with its token ids; a request that the server refuses gives a row with `error`."""
-    response = client.post(f"{url}/chat/completions", json=body)
-    if 400 <= response.status_code < 500:
-        return {"error": response.text[:300]}
-    response.raise_for_status()
-    value = response.json()
-    choice = value["choices"][0]
-    if not value.get("prompt_token_ids") or choice.get("token_ids") is None:
-        raise LabError(
-            f"the server at {url} returns no token ids",
-            "use vLLM 0.11 or newer as the server: tokens and loss masks have to be exact",
-        )
-    return {
-        "prompt_token_ids": value["prompt_token_ids"],
-        "token_ids": choice["token_ids"],
-        "finish_reason": choice["finish_reason"],
-        "text": choice["message"].get("content") or "",
-    }
+    def body(self, history: Messages) -> dict[str, Any]:
+        """The request for the next answer. Calls are wanted as the target writes them: no parser has a say."""
+        body = {"messages": history, "return_token_ids": True, **self.sampling.options}
+        if self.tools:
+            body |= {"tools": self.tools, "tool_choice": "none"}
+        return body | ({"chat_template_kwargs": self.template} if self.template else {})
 
 
-def ask_and_keep(client: httpx.Client, url: str, body: dict[str, Any], store: Store, key: str) -> None:
-    """Ask, and store the answer before anything else can go wrong."""
-    store.add({"key": key, **ask(client, url, body)})
+def spoken(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer as a message of the history, its reasoning kept."""
+    reasoning = answer.get("reasoning")
+    return {"role": "assistant", "content": answer["text"]} | ({"reasoning": reasoning} if reasoning else {})
 
 
 def generate(
@@ -118,59 +104,86 @@ def generate(
     store_path: Path,
     *,
     model_key: str,
-    max_tokens: int,
-    temperature: float = 0.0,
-    seed: int = 0,
+    sampling: Sampling,
     concurrency: int = 32,
-) -> list[dict[str, Any]]:
-    """An answer for every prompt, in order; only those that `store_path` lacks are asked for.
+    template: dict[str, Any] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """The target's answers to every prompt, in order, a list of turns each; only what is missing is asked for.
 
-    `server` as `opened` takes it: a call that starts one is only made when something is missing. `model_key`
-    tells one target from another in the store. Raises ServerLost, TooFewAnswers, DiskFull.
+    `server` as `asking.opened` takes it: a call that starts one is only made when something is missing.
+    `model_key` tells one target from another in the store. A prompt whose first answer was refused has an empty
+    list. Raises ServerLost, TooFewAnswers, DiskFull.
     """
     store = Store(store_path)
-    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    keys = [files.digest([model_key, options, prompt_id]) for prompt_id in prompts.prompt_id]
-    wanted = {
-        key: {"messages": list(messages), "return_token_ids": True, **options}
-        for key, messages in zip(keys, prompts.messages, strict=True)
-        if key not in store.rows or "error" in store.rows[key]
-    }
+    tools = prompts["tools"] if "tools" in prompts else [""] * len(prompts)
+    dialogues = [
+        Dialogue(prompt_id, list(messages), json.loads(text) if text else [], model_key, sampling, template or {})
+        for prompt_id, messages, text in zip(prompts.prompt_id, prompts.messages, tools, strict=True)
+    ]
+    wanted = [(dialogue, len(dialogue.places) - len(said)) for dialogue, said, _ in missing(dialogues, store)]
     if wanted:
         store_path.parent.mkdir(parents=True, exist_ok=True)
         with opened(server) as running:
-            request(wanted, running, store, concurrency)
-    answers = [store.rows[key] for key in keys]
-    refuse_if_broken(answers)
-    return answers
+            everything(
+                [dialogue for dialogue, _ in wanted],
+                lambda client, dialogue: converse(client, running, dialogue, store),
+                running,
+                store,
+                concurrency=concurrency,
+                total=sum(turns for _, turns in wanted),
+                name="answers",
+            )
+    refuse_if_broken(dialogues, store)
+    return [dialogue.walk(store)[0] for dialogue in dialogues]
 
 
-def request(wanted: dict[str, dict[str, Any]], server: Any, store: Store, concurrency: int) -> None:
-    """Send the wanted requests, `concurrency` at a time, from plain threads (a notebook has its own loop)."""
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="labkit-ask")
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    before = len(store.rows)
-    with httpx.Client(timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
-        try:
-            work = [
-                pool.submit(ask_and_keep, client, server.base_url, {"model": server.model, **body}, store, key)
-                for key, body in wanted.items()
-            ]
-            for future in runs.progress(as_completed(work), "answers", total=len(work)):
-                future.result()
-        except httpx.HTTPError as error:
-            done = len(store.rows) - before
-            raise lost(server, error, done, len(wanted), store.path) from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+def missing(dialogues: list[Dialogue], store: Store) -> list[tuple[Dialogue, list[dict[str, Any]], str]]:
+    """The dialogues that are not at their end, with what was said and the key of the next answer."""
+    walked = [(dialogue, *dialogue.walk(store)) for dialogue in dialogues]
+    return [(dialogue, said, following[0]) for dialogue, said, following in walked if following]
 
 
-def refuse_if_broken(answers: list[dict[str, Any]]) -> None:
-    """Raise TooFewAnswers when half of the requests or more were refused or came back empty."""
-    bad = [answer for answer in answers if not answer.get("token_ids")]
-    if 2 * len(bad) >= len(answers):
-        reason = next((answer["error"] for answer in bad if "error" in answer), "the answers are empty")
+def converse(client: httpx.Client, server: Any, dialogue: Dialogue, store: Store) -> None:
+    """Ask for one dialogue's missing turns; each is stored before anything else can go wrong."""
+    _, following = dialogue.walk(store)
+    while following:
+        key, history = following
+        reply = post(
+            client, f"{server.base_url}/chat/completions", {"model": server.model, **dialogue.body(history)}
+        )
+        answer = reply if "error" in reply else understood(reply, server)
+        store.add({"key": key, **answer})
+        if "error" in answer:
+            return
+        _, following = dialogue.walk(store)
+
+
+def understood(reply: dict[str, Any], server: Any) -> dict[str, Any]:
+    """What the store keeps of a chat completion; raises LabError where the server gives no token ids."""
+    choice = reply["choices"][0]
+    if not reply.get("prompt_token_ids") or choice.get("token_ids") is None:
+        raise LabError(
+            f"the server at {server.base_url} returns no token ids",
+            "use vLLM 0.11 or newer as the server: tokens and loss masks have to be exact",
+        )
+    said = choice["message"]
+    reasoning = said.get("reasoning") or said.get("reasoning_content")
+    return {
+        "prompt_token_ids": reply["prompt_token_ids"],
+        "token_ids": choice["token_ids"],
+        "finish_reason": choice["finish_reason"],
+        "text": said.get("content") or "",
+        "model": reply.get("model") or server.model,
+    } | ({"reasoning": reasoning} if reasoning else {})
+
+
+def refuse_if_broken(dialogues: list[Dialogue], store: Store) -> None:
+    """Raise TooFewAnswers when half of the prompts or more were refused or answered with nothing."""
+    bad = [(said, key) for _, said, key in missing(dialogues, store) if not said]
+    empty = sum(not answers[0]["token_ids"] for d in dialogues if (answers := d.walk(store)[0]))
+    if 2 * (len(bad) + empty) >= len(dialogues):
+        reason = store.rows.get(bad[0][1], {}).get("error") if bad else "the answers are empty"
         raise TooFewAnswers(
-            f"{len(bad)} of {len(answers)} prompts got no answer; the first reason: {reason}",
+            f"{len(bad) + empty} of {len(dialogues)} prompts got no answer; the first reason: {reason}",
             "lower max_tokens or raise max_model_len, or look into the server's log",
         )

@@ -1,4 +1,4 @@
-"""Training prompts: our own templates over topics, or a file; split into training and held-out by topic."""
+"""Prompts to train on: our own templates over topics or anybody's data set; split by topic."""
 
 from __future__ import annotations
 
@@ -11,29 +11,27 @@ import numpy as np
 import pandas as pd
 
 from labkit import files, settings
+from labkit.conversations import raw
+from labkit.conversations.forms import BadRow, Messages, Report, conversation
+from labkit.conversations.raw import BadPromptFile
 from labkit.errors import LabError
 
-COLUMNS = ["prompt_id", "category", "topic", "messages"]
-ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
-
-
-class BadPromptFile(LabError):
-    """A prompt file is missing, empty, unreadable, or has a row without a prompt."""
+COLUMNS = ["prompt_id", "category", "topic", "messages", "tools"]
 
 
 class TooFewPrompts(LabError):
     """There are fewer distinct prompts than asked for."""
 
 
-def prompts(source: str) -> pd.DataFrame:
-    """The lab's own prompts for "templated", else those of a file (`read`)."""
-    return templated() if source == "templated" else read(source)
+def prompts(source: str, most: int = 0, seed: int = 0) -> pd.DataFrame:
+    """The lab's own prompts for "templated", else those of `read`."""
+    return templated() if source == "templated" else read(source, most, seed)
 
 
 def templated() -> pd.DataFrame:
     """Every prompt of data/train_prompts: each form's phrasings over each topic of its pool.
 
-    Columns prompt_id, category (the form), topic, messages (a list of one user message).
+    Columns prompt_id, category (the form), topic, messages (a list of one user message), tools (empty).
     """
     folder = settings.root() / "data" / "train_prompts"
     pools, forms = files.read_json(folder / "topics.json"), files.read_json(folder / "forms.json")
@@ -45,66 +43,61 @@ def templated() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def row(category: str, topic: str, messages: list[dict[str, str]]) -> dict[str, Any]:
-    """One prompt; its id is a digest of the messages, so the same prompt always has the same id."""
-    return {"prompt_id": files.digest(messages), "category": category, "topic": topic, "messages": messages}
+def row(
+    category: str, topic: str, messages: Messages, tools: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """One prompt. Its id is a digest of all but the answers: the same questions always have the same id.
 
-
-def read(path: str | Path) -> pd.DataFrame:
-    """Prompts of a .jsonl, .json (a list) or .parquet file, one a row, duplicates dropped.
-
-    A row is a string, or has `prompt` (a string), `messages` (role, content) or `conversations` (from, value);
-    answers at the end of a conversation are dropped, because the target answers itself. `category` is kept.
-    Raises BadPromptFile naming the file and the row.
+    `tools` is kept as JSON text, because schemas of several rows do not fit into one parquet type.
     """
-    path = Path(path)
-    values = raw_rows(path)
-    rows = [row_of(value, f"{path}, row {number}") for number, value in enumerate(values, start=1)]
-    if not rows:
-        raise BadPromptFile(f"{path} holds no prompts", 'give one prompt a line: {"prompt": "..."}')
-    return pd.DataFrame(rows, columns=COLUMNS).drop_duplicates("prompt_id", ignore_index=True)
+    asked = [message for message in messages if message["role"] != "assistant"]
+    identity = [asked, tools] if tools else asked
+    text = json.dumps(tools, ensure_ascii=False) if tools else ""
+    found = {"prompt_id": files.digest(identity), "category": category, "topic": topic}
+    return found | {"messages": messages, "tools": text}
 
 
-def raw_rows(path: Path) -> list[Any]:
-    """What the file holds, a value a row, not yet understood."""
-    remedy = "give a .jsonl, .json or .parquet file with a prompt a row, or prompts=templated"
-    if not path.is_file():
-        raise BadPromptFile(f"there is no prompt file {path}", remedy)
-    try:
-        if path.suffix == ".jsonl":
-            return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-        if path.suffix == ".json":
-            value = json.loads(path.read_text())
-            return value if isinstance(value, list) else [value]
-        if path.suffix == ".parquet":
-            return pd.read_parquet(path).to_dict("records")
-    except (OSError, ValueError) as error:
-        raise BadPromptFile(f"{path} cannot be read: {error}", remedy) from error
-    raise BadPromptFile(f"{path} has the unknown ending {path.suffix!r}", remedy)
+def read(source: str | Path, most: int = 0, seed: int = 0) -> pd.DataFrame:
+    """Conversations of a preset, a hub id, a directory or a .jsonl, .json or .parquet file; columns COLUMNS.
 
-
-def row_of(value: Any, where: str) -> dict[str, Any]:
-    """A prompt from one value of a file; raises BadPromptFile with `where` when it holds none."""
-    fields = {"prompt": value} if isinstance(value, str) else value if isinstance(value, dict) else {}
-    turns = next((list(fields[k]) for k in ("messages", "conversations") if fields.get(k) is not None), None)
-    if turns is None:
-        turns = [{"role": "user", "content": fields.get("prompt")}]
-    messages = [message_of(turn) for turn in turns]
-    while messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not messages or messages[-1]["role"] != "user" or not all(message["content"] for message in messages):
+    A row is text, or has `prompt` (with or without an answer), `messages` or ShareGPT's `conversations`; answers
+    are kept. Rows that cannot be used are left out and counted (`report`); the topic is the first question.
+    Raises BadPromptFile when no row can be used, DatasetUnreachable.
+    """
+    chosen, report = raw.source(str(source)), Report()
+    found: dict[str, dict[str, Any]] = {}
+    for number, value in enumerate(raw.rows(chosen, most, seed), start=1):
+        where = f"row {number}"
+        try:
+            prompt = understood(value, chosen.columns)
+        except BadRow as error:
+            report.add(error.kind, f"{where}: {error.what}")
+            continue
+        if prompt["prompt_id"] in found:
+            report.add("duplicate", where)
+        found.setdefault(prompt["prompt_id"], prompt)
+    if not found:
         raise BadPromptFile(
-            f"{where} has no prompt: {str(value)[:80]}", "give it `prompt` or `messages` with text"
+            f"{source} holds no prompts; the commonest reason: {report.commonest()}",
+            'give a conversation a row: {"prompt": "..."}, {"messages": [...]} or {"conversations": [...]}',
         )
-    return row(str(fields.get("category") or "file"), files.digest(messages), messages)
+    frame = pd.DataFrame(list(found.values()), columns=COLUMNS)
+    frame.attrs["report"] = report.rows
+    return frame
 
 
-def message_of(turn: Any) -> dict[str, str]:
-    """A message as the chat API takes it; unknown roles and non-text content become empty, which is refused."""
-    turn = turn if isinstance(turn, dict) else {}
-    role = ROLES.get(str(turn.get("role", turn.get("from"))), "")
-    content = turn.get("content", turn.get("value"))
-    return {"role": role, "content": content if role and isinstance(content, str) else ""}
+def understood(value: Any, columns: dict[str, str]) -> dict[str, Any]:
+    """A prompt from one raw row; raises BadRow."""
+    if isinstance(value, raw.Broken):
+        raise BadRow("no JSON", value[:60])
+    known = conversation(value, columns)
+    question = next(turn["content"] for turn in known.messages if turn["role"] == "user")
+    return row(known.category or "file", files.digest(question), known.messages, known.tools)
+
+
+def report(frame: pd.DataFrame) -> pd.DataFrame:
+    """What was left out of a frame of this module, or is worth knowing of it: kind kept rows first."""
+    return pd.DataFrame(frame.attrs.get("report", []), columns=["kind", "kept", "rows", "first"])
 
 
 def split(prompts: pd.DataFrame, num_train: int, num_held_out: int, seed: int) -> pd.DataFrame:

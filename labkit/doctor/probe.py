@@ -72,7 +72,7 @@ class Probe:
 
     def check_head(self) -> str:
         """The configuration and tensors of the head that will be served."""
-        problems = draft.preflight(self.head_dir, self.target)
+        problems = [one for one in draft.preflight(self.head_dir, self.target) if one.fatal]
         if problems:
             raise LabError(f"{self.head_dir}: {'; '.join(problems)}", "export the head anew with `labkit run 04`")
         return "configuration and tensors fit the target"

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from labkit.draft.checks import preflight
-from labkit.draft.head import FLAGS, BadHead, UnknownArchitecture, build, export, load
+from labkit.draft.config import FLAGS, UnknownArchitecture, configure, layer_config, shapes
+from labkit.draft.export import UnknownForm, convert, export
+from labkit.draft.forms import BadHead, read
+from labkit.draft.head import build, load
 from labkit.draft.locate import NoHead, locate
+from labkit.draft.problem import Problem
 from labkit.draft.warm import warm_start
+from labkit.draft.weights import MissingWeights
 
 __all__ = [
     "FLAGS",
     "BadHead",
+    "MissingWeights",
     "NoHead",
+    "Problem",
     "UnknownArchitecture",
+    "UnknownForm",
     "build",
+    "configure",
+    "convert",
     "export",
+    "layer_config",
     "load",
     "locate",
     "preflight",
+    "read",
+    "shapes",
     "warm_start",
 ]

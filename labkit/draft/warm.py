@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from labkit.draft import weights
 from labkit.targets import Target
 
 if TYPE_CHECKING:
@@ -62,11 +63,14 @@ def sources(target: Target) -> dict[str, str]:
 
 
 def load(target: Target, names: list[str]) -> dict[str, torch.Tensor]:
-    """The target's tensors of these names, in fp32, whatever prefix its wrapper puts before them."""
-    from loguru import logger
-    from speculators.utils.loading import load_model_layers
+    """The target's tensors of these names, in fp32, whatever prefix its wrapper puts before them.
 
-    logger.disable("speculators")
+    Norms of the `1 + w` kind come as their gain: the head's norms are plain ones.
+    """
     prefix = target.geometry.wrapper or "model"
-    found = load_model_layers([f"{prefix}.{name}" for name in names], str(target.path))
-    return {name.removeprefix(f"{prefix}."): tensor.float() for name, tensor in found.items()}
+    shift = 1.0 if weights.gain(target) == "1+w" else 0.0
+    found = weights.read(target.path, [f"{prefix}.{name}" for name in names])
+    return {
+        name.removeprefix(f"{prefix}."): tensor.float() + (shift if "norm" in name else 0.0)
+        for name, tensor in found.items()
+    }

@@ -15,7 +15,12 @@ class BadLayers(LabError):
 
 
 def default_layers(num_layers: int) -> tuple[int, int, int]:
-    """EAGLE-3's low, middle and high layer for a target of `num_layers`, as vLLM counts them."""
+    """EAGLE-3's low, middle and high layer for a target of `num_layers`, as vLLM counts them.
+
+    In a target of fewer than seven these would be one and the same, so the outermost are taken there.
+    """
+    if num_layers < 7:
+        return (min(1, num_layers - 3), num_layers // 2, num_layers - 1)
     return (2, num_layers // 2, num_layers - 3)
 
 

@@ -197,18 +197,22 @@ def parameters_for(notebook: str, parameters: Mapping[str, Any]) -> dict[str, An
     return chosen
 
 
-def run_all(parameters: Mapping[str, Any], *, force: bool = False) -> Path:
-    """Run the five notebooks in order into one run folder; returns it."""
+def checked(parameters: Mapping[str, Any]) -> dict[str, Settings]:
+    """The settings of all notebooks, from parameters for all or with a number before a dot; else BadParameter."""
     for name in parameters:
         prefix, _, bare = name.rpartition(".")
         owners = [find_notebook(prefix)] if prefix else list(NOTEBOOKS)
         if not any(bare in NOTEBOOKS[owner].parameters() for owner in owners):
             raise BadParameter(f"no notebook has a parameter {name!r}", "see `labkit run NN --help-parameters`")
-    plans = {name: parameters_for(name, parameters) for name in NOTEBOOKS}
-    chosen = {name: NOTEBOOKS[name].of(plan) for name, plan in plans.items()}  # all checked before any starts
+    return {name: NOTEBOOKS[name].of(parameters_for(name, parameters)) for name in NOTEBOOKS}
+
+
+def run_all(parameters: Mapping[str, Any], *, force: bool = False) -> Path:
+    """Run the five notebooks in order into one run folder; returns it."""
+    chosen = checked(parameters)  # all of them before any starts
     started = time.time()
-    for name, plan in plans.items():
-        execute(name, plan, force=force)
+    for name in NOTEBOOKS:
+        execute(name, parameters_for(name, parameters), force=force)
     say(f"all five notebooks: {time.time() - started:.0f} s")
     return next(iter(chosen.values())).folder.parent
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-import nbformat
 from markupsafe import Markup
 
 from labkit import files, settings
 from labkit.errors import LabError
 from labkit.runs import headline
+
+if TYPE_CHECKING:  # takes seconds to import, which a run that renders nothing should not wait
+    import nbformat
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -48,6 +50,8 @@ def render(run: str | Path) -> Path:
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
     """The executed notebook without widget views, whose state is not on a page."""
+    import nbformat
+
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         for output in cell.get("outputs", []):

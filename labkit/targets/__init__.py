@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from labkit.targets.geometry import Geometry, geometry
-from labkit.targets.sources import BrokenTarget, HubUnreachable, Target, UnknownTarget, resolve, text_model
+from labkit.targets.sources import (
+    NAMES,
+    BrokenTarget,
+    HubUnreachable,
+    Target,
+    UnknownTarget,
+    folder_of,
+    resolve,
+    text_model,
+)
 
 __all__ = [
+    "NAMES",
     "BrokenTarget",
     "Geometry",
     "HubUnreachable",
     "Target",
     "UnknownTarget",
+    "folder_of",
     "geometry",
     "resolve",
     "text_model",

@@ -108,10 +108,17 @@ def resolve(name_or_path: str | Path) -> Target:
     )
 
 
+def folder_of(name: str) -> Path:
+    """Where a shipped name's files are, or will be once it is built."""
+    if name in IN_REPOSITORY:
+        return IN_REPOSITORY[name][0]()
+    return settings.cache() / "targets" / f"{name}-v{SHIPPED[name].version}"
+
+
 def shipped(name: str) -> Target:
     """Build a shipped target into the cache if it is not there yet; safe against a second process."""
     recipe = SHIPPED[name]
-    folder = settings.cache() / "targets" / f"{name}-v{recipe.version}"
+    folder = folder_of(name)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder.with_name(f".{folder.name}.lock")):
         if not folder.is_dir():

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from labkit import conversations, extract, files
 from labkit.errors import LabError
@@ -119,15 +117,13 @@ def refuse_leak(dataset: pd.DataFrame) -> None:
 
 def read_states(sample: Sample) -> torch.Tensor:
     """The states of a conversation from its file [T, layers + 1, H]; raises BrokenFile."""
-    try:
-        states = load_file(sample.path)["hidden_states"][: sample.tokens]
-        if len(states) != sample.tokens:
-            raise ValueError(f"{len(states)} states for {sample.tokens} tokens")
-        return states
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    states = extract.load_states(sample.path)["hidden_states"][: sample.tokens]
+    if len(states) != sample.tokens:
         raise files.BrokenFile(
-            f"{sample.path} cannot be used ({error})", "run again: the extraction makes it anew"
-        ) from error
+            f"{sample.path} cannot be used: {len(states)} states for {sample.tokens} tokens",
+            "run again: the extraction makes it anew",
+        )
+    return states
 
 
 def reading(samples: Sequence[Sample], readers: Executor) -> Callable[[Sample], torch.Tensor]:

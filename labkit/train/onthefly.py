@@ -35,7 +35,8 @@ class OnTheFly:
             model = AutoModel.from_pretrained(bare.path, dtype=dtype, attn_implementation="sdpa")
         except (ValueError, OSError, KeyError) as error:
             raise NoTransformersTarget(
-                f"Transformers cannot load {target.name}: {error}", 'take states="files", which an engine extracts'
+                f"Transformers cannot load {target.name}: {error}",
+                "take states_from='files', which an engine makes",
             ) from error
         self.model = model.to(device).eval().requires_grad_(False)
         self.seen: dict[int, torch.Tensor] = {}

@@ -108,7 +108,7 @@ def options(
     }
     if settings.start not in (start.WARM, start.SCRATCH):
         return flags | {"from_pretrained": Path(settings.start).absolute()}
-    arch = draft.head.layer_config(target).model_type
+    arch = draft.config.layer_config(target).model_type
     return flags | {"num_layers": 1, "full_attention_indices": [0], "draft_arch": arch}
 
 

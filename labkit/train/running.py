@@ -30,7 +30,7 @@ DECIDING = (
     "loss",
     "ttt_decay",
     "precision",
-    "states",
+    "states_from",
 )
 
 
@@ -65,7 +65,7 @@ def run(
     accelerator = processes()
     head = start.head(settings, target, vocab, layer_ids)
     unrolled = Unrolled(head, settings.loss, compiled=settings.compiled)
-    fly = settings.states == "on-the-fly"
+    fly = settings.states_from == "on-the-fly"
     source = OnTheFly(target, layer_ids, accelerator.device) if fly else None
     done = loop.fit(
         settings,

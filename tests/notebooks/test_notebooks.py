@@ -221,6 +221,23 @@ def test_verdict_and_next_steps_come_from_the_same_options(run_folder):
     assert "widget-view" not in (run_folder / ACTIVATION / f"{ACTIVATION}.ipynb").read_text()
 
 
+def test_pipeline_was_predicted_before_it_was_measured(run_folder):
+    """The forecast of the calibration run, the plan, and the file with the commands."""
+    folder = run_folder / PIPELINE
+    forecast = pd.read_parquet(folder / "forecast.parquet").set_index("step")
+    assert list(forecast.index) == ["answers", "states", "training"]
+    assert (forecast["predicted_s_low"] <= forecast["predicted_s_high"]).all()
+    calibration = json.loads((folder / "calibration.json").read_text())["calibration"]
+    assert all(calibration["rates"][rate]["low"] > 0 for rate in ("decode", "prefill", "extraction", "training"))
+    assert not (folder / "calibration").exists()
+    told = (run_folder / "next-steps-eagle.md").read_text()
+    assert "57,344 bytes a token" in told
+    for name in (PIPELINE, "02_ngram_baseline"):
+        assert "next-steps-eagle.md" in (run_folder / name / f"{name}.ipynb").read_text()
+    plan = pd.read_parquet(folder / "plan.parquet").set_index("step")
+    assert plan.loc["all", "hours"] == pytest.approx(plan["hours"].drop("all").sum())
+
+
 def test_head_is_what_vllm_serves(run_folder):
     head = run_folder / PIPELINE / "head"
     assert draft.preflight(head, targets.resolve("smollm2")) == []

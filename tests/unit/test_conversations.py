@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from labkit import conversations
-from labkit.conversations import answers, sources
-from labkit.conversations.dataset import tokenised
+from labkit.conversations import asking, sources
+from labkit.conversations.dataset import kept, of_answers
+from labkit.conversations.forms import Report
 
 
 def test_templates_give_enough_distinct_prompts():
@@ -47,7 +48,7 @@ def test_every_row_form_of_a_file_is_understood(tmp_path):
     rows = [
         "plain",
         {"prompt": "a field", "category": "x"},
-        {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "dropped"}]},
+        {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "kept"}]},
         {
             "conversations": [
                 {"from": "system", "value": "s"},
@@ -62,8 +63,12 @@ def test_every_row_form_of_a_file_is_understood(tmp_path):
     listed.write_text(json.dumps(rows))
     pd.DataFrame({"prompt": ["plain", "other"]}).to_parquet(table)
     frame = conversations.read(lines)
-    assert [m[-1]["content"] for m in frame.messages] == ["plain", "a field", "u", "h"]
-    assert [len(m) for m in frame.messages] == [1, 1, 1, 2]
+    asked = [[turn["content"] for turn in messages if turn["role"] == "user"] for messages in frame.messages]
+    assert asked == [["plain"], ["a field"], ["u"], ["h"]]
+    assert conversations.report(frame).to_dict("records") == [
+        {"kind": "duplicate", "kept": False, "rows": 1, "first": "row 5"}
+    ]
+    assert [len(m) for m in frame.messages] == [1, 1, 2, 3]
     assert list(frame.category) == ["file", "x", "file", "file"]
     assert list(conversations.read(listed).prompt_id) == list(frame.prompt_id)
     assert list(conversations.read(table).prompt_id[:1]) == list(frame.prompt_id[:1])
@@ -76,13 +81,13 @@ def test_every_row_form_of_a_file_is_understood(tmp_path):
         ("blank.jsonl", "\n\n", "holds no prompts"),
         ("list.json", "[]", "holds no prompts"),
         ("cut.json", '[{"prompt": "x"', "cannot be read"),
-        ("words.jsonl", "no json here", "cannot be read"),
+        ("words.jsonl", "no json here", "no JSON.*row 1"),
         ("binary.parquet", "PAR1", "cannot be read"),
         ("what.csv", "prompt\nx", "unknown ending"),
-        ("field.jsonl", '{"prompt": "x"}\n{"text": "y"}', "row 2 has no prompt"),
-        ("void.jsonl", '{"prompt": ""}', "row 1 has no prompt"),
-        ("number.jsonl", "7", "row 1 has no prompt"),
-        ("image.jsonl", '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "no prompt"),
+        ("field.jsonl", '{"text": "x"}\n{"text": "y"}', "no conversation .*row 1"),
+        ("void.jsonl", '{"prompt": ""}', "empty turn .*row 1"),
+        ("number.jsonl", "7", "no conversation .*int"),
+        ("image.jsonl", '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "image_url"),
     ],
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, name, content, said):
@@ -98,14 +103,31 @@ def test_a_missing_file_is_named(tmp_path):
         conversations.read(tmp_path / "nowhere.jsonl")
 
 
+def shortened(answer, max_length):
+    prompt = {"prompt_id": "p", "messages": [{"role": "user", "content": "u"}], "finish_reason": "stop"}
+    [(tokens, _)] = of_answers([answer], None)
+    report = Report()
+    return kept(prompt, tokens, max_length, report), report.rows
+
+
 def test_the_mask_marks_the_answer_and_nothing_else():
     answer = {"prompt_token_ids": [5, 6, 7], "token_ids": [8, 9, 2], "text": "t", "finish_reason": "stop"}
-    whole, cut, short = (tokenised(answer, n) for n in (10, 5, 2))
+    [whole], nothing = shortened(answer, 10)
     assert whole["input_ids"] == [5, 6, 7, 8, 9, 2]
     assert whole["loss_mask"] == [False, False, False, True, True, True]
     assert (whole["prompt_tokens"], whole["answer_tokens"], whole["finish_reason"]) == (3, 3, "stop")
+    assert nothing == []
+    [cut], marked = shortened(answer, 5)
     assert (cut["input_ids"], cut["answer_tokens"], cut["finish_reason"]) == ([5, 6, 7, 8, 9], 2, "length")
-    assert (short["input_ids"], short["loss_mask"], short["answer_tokens"]) == ([5, 6], [False, False], 0)
+    assert (marked[0]["kind"], marked[0]["kept"]) == ("cut at max_length", True)
+
+
+@pytest.mark.parametrize("max_length", [2, 3, 4])
+def test_truncation_never_leaves_a_row_without_an_answer(max_length):
+    answer = {"prompt_token_ids": [5, 6, 7], "token_ids": [8, 9, 2], "text": "t", "finish_reason": "stop"}
+    rows, counted = shortened(answer, max_length)
+    assert rows == []
+    assert [(entry["kind"], entry["rows"]) for entry in counted] == [("nothing trained within max_length", 1)]
 
 
 def test_counts_are_of_training_answers_only():
@@ -128,10 +150,10 @@ class FakeChat:
     base_url, model = "http://fake/v1", "m"
 
     def __init__(self, monkeypatch, fail_after=None, refuse=()):
-        monkeypatch.setattr(answers.time, "sleep", lambda _: None)
+        monkeypatch.setattr(asking.time, "sleep", lambda _: None)
         self.asked, self.fail_after, self.refuse = [], fail_after, refuse
 
-        monkeypatch.setattr(answers.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(self.reply)))
+        monkeypatch.setattr(asking.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(self.reply)))
 
     def check(self):
         """An attached server that the lab cannot look into."""
@@ -168,6 +190,13 @@ def test_what_was_answered_before_a_server_died_is_not_asked_again(tmp_path, mon
     assert sorted(server.asked) == ["ccc", "dddd"]
     assert [list(ids) for ids in data.input_ids] == [[1, 1, n, 3, 2] for n in (1, 2, 3, 4)]
     assert list(data.text) == ["A", "BB", "CCC", "DDDD"]
+
+
+def test_a_doubled_bos_of_the_server_is_reported(tmp_path, monkeypatch):
+    """The server here writes token 1 twice before every prompt."""
+    data = ask(some_prompts("a", "bb"), FakeChat(monkeypatch), tmp_path)
+    told = conversations.report(data).set_index("kind")
+    assert told.loc["the first token stands twice (a doubled BOS?)", ["rows", "kept"]].tolist() == [2, True]
 
 
 def test_a_complete_set_starts_no_server_and_other_settings_do(tmp_path, monkeypatch):

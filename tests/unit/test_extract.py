@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from labkit import conversations, extract, files, targets
-from labkit.conversations import answers
-from labkit.extract import checks, states
+from labkit.conversations import asking
+from labkit.extract import checks, served
 
 H, N, VOCAB = 16, 6, 16  # as many dimensions as tokens: any next token can be said exactly
 IDS = [[1, 2, 3, 4], [5, 6, 7, 8, 9], [3, 1, 4]]
@@ -28,6 +28,11 @@ def test_default_layers_are_eagle3s(layers, default):
     # 61: Kimi-K2.5 as served; 32 and 36: published Llama-8B and Qwen3-8B heads
     assert extract.default_layers(layers) == default
     assert extract.layers_of("", layers) == default
+
+
+@pytest.mark.parametrize("layers", range(3, 40))
+def test_default_layers_are_three_that_the_target_has(layers):
+    assert len(extract.layers_of("", layers)) == 3
 
 
 def test_layers_are_read_and_refused():
@@ -86,7 +91,8 @@ def speaking_states(target, ids):
     following = torch.tensor([*ids[1:], 0])
     wanted = torch.linalg.pinv(table).T[following]  # logits = table @ wanted: 1 at the token, the rest small
     last = wanted / gain
-    return torch.stack([torch.randn(len(ids), H)] * 3 + [last], dim=1)
+    noise = torch.randn(len(ids), H, generator=torch.Generator().manual_seed(sum(ids)))
+    return torch.stack([noise] * 3 + [last], dim=1)
 
 
 class FakeServer:
@@ -97,8 +103,8 @@ class FakeServer:
     def __init__(self, monkeypatch, target, storage, fail_after=None, spoil=None):
         storage.mkdir(exist_ok=True)
         self.target, self.storage, self.fail_after, self.spoil, self.asked = target, storage, fail_after, spoil, []
-        monkeypatch.setattr(answers.time, "sleep", lambda _: None)
-        monkeypatch.setattr(states.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(self.reply)))
+        monkeypatch.setattr(asking.time, "sleep", lambda _: None)
+        monkeypatch.setattr(served.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(self.reply)))
 
     def check(self):
         """An attached server that the lab cannot look into."""
@@ -176,8 +182,8 @@ def spoil_at(value):
         (spoil_at(0.0), "non_zero: 1 states"),
         (spoil_at(float("nan")), "finite: 1 states"),
         (spoil_at(float("inf")), "finite: 1 states"),
-        (lambda t: t | {"hidden_states": t["hidden_states"][:-1].clone()}, "shape"),  # prefix caching
-        (lambda t: t | {"hidden_states": t["hidden_states"][:, :-1].clone()}, "shape"),  # a layer short
+        (lambda t: t | {"hidden_states": t["hidden_states"][:-1].clone()}, "length"),  # prefix caching
+        (lambda t: t | {"hidden_states": t["hidden_states"][:, :-1].clone()}, "layers"),  # a layer short
         (lambda t: t | {"token_ids": t["token_ids"] + 1}, "token_ids"),
         (lambda t: {"token_ids": t["token_ids"]}, "tensors"),
     ],
@@ -199,7 +205,7 @@ def test_verify_names_a_wrong_last_layer(tmp_path, monkeypatch, target, dataset,
     problems = extract.verify(out)
     assert set(problems["check"]) == {"agreement"}
     assert problems.attrs["agreement"] < 0.5
-    assert "layer ids" in problems.remedy.iloc[0]
+    assert "none of the usual mistakes fits" in problems.remedy.iloc[0]
 
 
 def test_near_ties_of_a_short_answer_are_no_problem_and_many_misses_are():
@@ -223,7 +229,7 @@ def test_verify_applies_the_final_norm(tmp_path, monkeypatch, target, dataset):
 def test_a_server_without_states_is_told_apart(tmp_path, monkeypatch, target, dataset):
     server = FakeServer(monkeypatch, target, tmp_path / "s")
     server.reply = lambda request: httpx.Response(200, json={"choices": [{}]})
-    monkeypatch.setattr(states.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(server.reply)))
+    monkeypatch.setattr(served.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(server.reply)))
     with pytest.raises(extract.NoStates, match="no hidden_states_path"):
         run(dataset, server, tmp_path / "hs", target)
 

@@ -1,11 +1,13 @@
 """What notebook 04 says of its own steps."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import pipeline, targets, widgets
-from labkit.settings import Eagle3Pipeline
+from labkit import bench, conversations, extract, pipeline, targets, widgets
+from labkit.settings import BadParameter, Eagle3Pipeline
 
 
 def dataset() -> pd.DataFrame:
@@ -31,6 +33,28 @@ def test_disk_is_four_states_a_token():
     found = pipeline.estimate(settings, targets.resolve("smollm2"))
     assert found.disk_bytes == found.tokens * (4 * 576 * 2 + 8)
     assert found.tokens == 12 * (pipeline.PROMPT_TOKENS + 100)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"hidden_states": "int4"}, extract.UnknownForm),
+        ({"states_backend": "sglang"}, extract.UnknownBackend),
+        ({"shard": "0/4"}, extract.BadShard),
+        ({"aux_layers": "2,15,30"}, extract.BadLayers),
+    ],
+)
+def test_choices_that_do_not_exist_are_refused_before_anything_is_spent(wrong, error):
+    with pytest.raises(error):
+        pipeline.estimate(Eagle3Pipeline(**wrong), targets.resolve("smollm2"))
+
+
+def test_smaller_forms_need_less_disk():
+    plain, small = (
+        pipeline.estimate(Eagle3Pipeline(hidden_states=form), targets.resolve("smollm2")).disk_bytes
+        for form in ("bf16", "fp8")
+    )
+    assert 0.5 < small / plain < 0.52
 
 
 def test_coverage_counts_answer_tokens_only():
@@ -84,3 +108,42 @@ def test_live_figure_draws_only_where_somebody_watches(monkeypatch):
     assert calls[0] == 1
     assert calls[1] == 2
     assert len(calls) == 3
+
+
+def prompts_of(*texts):
+    rows = [{"prompt_id": text, "messages": [{"role": "user", "content": text}]} for text in texts]
+    return pd.DataFrame(rows)
+
+
+def test_held_out_prompts_that_training_repeats_are_told():
+    same = "Please explain in a few words how rain comes about in the mountains."
+    train = prompts_of("Something else.", same.replace("Please", "Kindly")).assign(split="train")
+    held_out = prompts_of(same, "Write a poem.").assign(split="held_out")
+    assert "1 of 2 held-out" in pipeline.copies(pd.concat([train, held_out], ignore_index=True))
+    assert pipeline.copies(pd.concat([train, held_out[1:]], ignore_index=True)).startswith("No training prompt")
+
+
+def test_prompts_of_the_benchmark_are_left_out_of_training(tmp_path):
+    judged = bench.prompts("benchmark").messages[0][-1]["content"]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in ("A question of my own?", judged.upper())))
+    known = pipeline.prompts(Eagle3Pipeline(prompts=str(path)), targets.resolve("smollm2"))
+    assert [messages[0]["content"] for messages in known.messages] == ["A question of my own?"]
+    assert "near copy of an evaluation prompt" in set(conversations.report(known).kind)
+
+
+def test_the_data_sets_own_answers_need_no_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
+    monkeypatch.setattr(pipeline, "serve", None)
+    path = tmp_path / "own.jsonl"
+    rows = [{"prompt": f"Question number {i}?", "answer": f"Answer number {i}."} for i in range(6)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    settings = Eagle3Pipeline(prompts=str(path), answers="dataset", num_prompts=4, held_out=2)
+    target = targets.resolve("smollm2")
+    chosen = conversations.split(pipeline.prompts(settings, target), 4, 2, seed=0)
+    data = pipeline.answers(settings, target, chosen)
+    for row, prompt in zip(data.itertuples(), chosen.itertuples(), strict=True):
+        said = target.tokenizer().decode(np.array(row.input_ids)[np.array(row.loss_mask)])
+        assert said == f"{prompt.messages[1]['content']}<|im_end|>"
+    with pytest.raises(BadParameter, match="nobody"):
+        Eagle3Pipeline(answers="somebody")

@@ -413,7 +413,7 @@ def test_the_schedule_warms_up_and_ends_at_zero():
     assert values == sorted(values, reverse=True)
 
 
-@pytest.mark.parametrize(("name", "value"), [("precision", "fp8"), ("states", "cloud"), ("accumulate", 0)])
+@pytest.mark.parametrize(("name", "value"), [("precision", "fp8"), ("states_from", "cloud"), ("accumulate", 0)])
 def test_settings_that_training_does_not_know_are_refused_early(name, value):
     with pytest.raises(settings.BadParameter, match=name):
         changed(**{name: value})

@@ -66,7 +66,7 @@ def test_a_training_without_files_has_the_losses_of_one_with_them(made, tmp_path
     losses = []
     for states in ("files", "on-the-fly"):
         out = tmp_path / states
-        train.run(changed(states=states, epochs=2), **made, out_dir=out, layers=LAYERS)
+        train.run(changed(states_from=states, epochs=2), **made, out_dir=out, layers=LAYERS)
         losses.append(pd.read_parquet(out / "metrics.parquet").loss)
     assert losses[1].to_numpy() == pytest.approx(losses[0].to_numpy(), rel=0.03)  # bf16 states there
 
