@@ -37,6 +37,7 @@ unit: setup  ## the tests that need no engine
 
 soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
 	$(BIN)/labkit doctor --probe
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/unit/test_train_resume.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py tests/engine/test_head_forms.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_swap.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_extract_real.py
@@ -54,6 +55,7 @@ bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet 
 	$(BIN)/python -m benchmarks.experts_unique
 	$(BIN)/python -m benchmarks.vocab_vs_speculators
 	$(BIN)/python -m benchmarks.steps_vs_model
+	$(BIN)/python -m benchmarks.train_step
 	$(BIN)/python -m benchmarks.extract_vs_prefill
 	$(BIN)/python -m benchmarks.trace_vs_hta $(PEERS)/bin/python
 

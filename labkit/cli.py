@@ -20,7 +20,7 @@ Parameters = Annotated[
 
 
 TRAIN = "With --train"
-PATHS = ("target", "prompts", "head", "trace_dir")
+PATHS = ("target", "prompts", "head", "start", "trace_dir")
 
 
 def parse_parameters(pairs: list[str] | None) -> dict[str, str]:

@@ -288,19 +288,35 @@ def layers(settings: Eagle3Pipeline, target: Target) -> tuple[int, ...]:
     return extract.layers_of(settings.aux_layers, target.geometry.num_hidden_layers)
 
 
-def head(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, watch: train.Watcher | None = None) -> Path:
-    """The trained head's directory (train.run), the vocabulary saved beside it."""
-    mapping.save(settings.folder / "vocab")
-    return train.run(
-        settings,
-        target=target,
-        dataset_dir=settings.folder / "data",
-        hidden_dir=settings.folder / "hidden_states",
-        vocab=mapping,
-        out_dir=settings.folder,
-        layers=layers(settings, target),
-        watch=watch,
-    )
+def head(
+    settings: Eagle3Pipeline,
+    target: Target,
+    mapping: VocabMap,
+    watch: train.Watcher | None = None,
+    stop: train.Flag | None = None,
+) -> Path:
+    """The trained head's directory (train.run), the vocabulary saved beside it.
+
+    training.json beside the data says the same to `accelerate launch -m labkit.train`, for more devices than one.
+    """
+    folder, ids = settings.folder, layers(settings, target)
+    places = {"dataset_dir": folder / "data", "hidden_dir": folder / "hidden_states", "out_dir": folder}
+    mapping.save(folder / "vocab")
+    train.write_job(folder / "training.json", settings, vocab_dir=folder / "vocab", layers=ids, **places)
+    return train.run(settings, target=target, vocab=mapping, layers=ids, watch=watch, stop=stop, **places)
+
+
+def elsewhere(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, processes: int = 1) -> dict[str, str]:
+    """The commands that train the same head on a machine with GPUs: the lab's loop and speculators' trainer."""
+    folder = settings.folder
+    places = {"dataset_dir": folder / "data", "hidden_dir": folder / "hidden_states", "out_dir": folder}
+    ids = layers(settings, target)
+    return {
+        "labkit": train.launch_command(folder / "training.json", processes),
+        "speculators": train.speculators_command(
+            settings, target=target, vocab=mapping, layers=ids, processes=processes, **places
+        ),
+    }
 
 
 def refuse(problems: pd.DataFrame) -> None:

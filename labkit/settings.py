@@ -277,6 +277,8 @@ class Eagle3Pipeline(Settings):
         "batch_tokens": 16,
         "concurrency": 1,
         "learning_rate": 1e-7,
+        "ttt_decay": 1e-3,
+        "accumulate": 1,
         "tensor_parallel_size": 1,
         "plan_conversations": 1,
         "plan_tokens": 2,
@@ -303,6 +305,13 @@ class Eagle3Pipeline(Settings):
     ttt_steps: int = 3
     batch_tokens: int = 192
     max_model_len: int = 0
+    loss: str = "kl_div"
+    ttt_decay: float = 1.0
+    start: str = "warm"
+    accumulate: int = 1
+    precision: str = "bf16"
+    states_from: str = "files"
+    compiled: bool = False
     tensor_parallel_size: int = 1
     plan_for: str = "kimi-k2.5"
     plan_hardware: str = "rtx-pro-6000-pcie-x8"
@@ -319,6 +328,9 @@ class Eagle3Pipeline(Settings):
                 f"answers={self.answers!r} is nobody's",
                 "use target (it answers itself: on-policy) or dataset (the data set's own answers)",
             )
+        for name, known in {"precision": ("bf16", "fp32"), "states_from": ("files", "on-the-fly")}.items():
+            if getattr(self, name) not in known:
+                raise BadParameter(f"{name}={getattr(self, name)!r} is unknown", f"use {' or '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
-from labkit.train.batches import NoTrainingData, Sample, load_samples
-from labkit.train.loop import Diverged, run
+from labkit.train.batches import LeakedSplit, NoTrainingData, Sample, load_samples
+from labkit.train.health import BadSamples, Diverged
+from labkit.train.job import BadJob, launch_command, write_job
+from labkit.train.loop import Watcher
+from labkit.train.onthefly import NoTransformersTarget
+from labkit.train.peer import UnorderedSplits, for_speculators, speculators_command
+from labkit.train.running import run
 from labkit.train.simulation import simulate, walk
+from labkit.train.start import BadStart
+from labkit.train.stopping import Flag, Stopped
+from labkit.train.unroll import BadLoss
 
-__all__ = ["Diverged", "NoTrainingData", "Sample", "load_samples", "run", "simulate", "walk"]
+__all__ = [
+    "BadJob",
+    "BadLoss",
+    "BadSamples",
+    "BadStart",
+    "Diverged",
+    "Flag",
+    "LeakedSplit",
+    "NoTrainingData",
+    "NoTransformersTarget",
+    "Sample",
+    "Stopped",
+    "UnorderedSplits",
+    "Watcher",
+    "for_speculators",
+    "launch_command",
+    "load_samples",
+    "run",
+    "simulate",
+    "speculators_command",
+    "walk",
+    "write_job",
+]

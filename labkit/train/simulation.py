@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from labkit import acceptance
-from labkit.train.batches import Batch, Sample, pack, plan
+from labkit.train.batches import Batch, Sample, pack, to_device
+from labkit.train.order import plan
+from labkit.train.unroll import BAD_STATES, Unrolled
 
 if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
+
+Forward = Callable[..., dict[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Held-out loss (nats, summed over TTT steps, a mean over tokens) and simulated acceptance."""
+
+    loss: float
+    acceptance: acceptance.Acceptance
 
 
 def simulate(
@@ -22,45 +35,58 @@ def simulate(
 
     One forward pass of k TTT steps tells for every position and depth whether the draft's token is the real one;
     a token outside the draft vocabulary never is. Depth i sees the real tokens before it, which is what the engine
-    gives it wherever the tokens before it were accepted.
+    gives it wherever the tokens before it were accepted. Each answer of a conversation has a walk of its own.
+    """
+    device = next(model.parameters()).device
+    batches = ((group, pack(group, k)) for group in plan(samples, batch_tokens, seed=None))
+    unrolled = Unrolled(model)
+    with torch.autocast(device.type, torch.bfloat16):
+        return evaluate(unrolled, batches, k, device).acceptance
+
+
+@torch.no_grad()
+def evaluate(
+    model: Forward, batches: Iterable[tuple[Sequence[Sample], Batch]], k: int, device: torch.device, **how: float
+) -> Evaluated:
+    """Loss and acceptance of `model` (Unrolled, perhaps wrapped) over packed conversations.
+
+    `how` may name `ttt_decay`, the weight of each TTT step over the one before. Conversations whose states are
+    not finite are left out.
+    """
+    sums, counts, accepted = np.zeros(k), np.zeros(k), list[int]()
+    for group, batch in batches:
+        answer = model(to_device(batch, device), k, drafts=True)
+        sums += answer["sums"].double().cpu().numpy()
+        fine = (answer["documents"] != BAD_STATES).tolist()
+        drafts = answer["drafts"].cpu().numpy()
+        for sample, (row, start), good in zip(group, batch["places"], fine, strict=True):
+            if good:
+                counts += sample.trained(k)
+                accepted += steps(sample, drafts[:, row, start : start + sample.tokens - 1])
+    weights = how.get("ttt_decay", 1.0) ** np.arange(k)
+    loss = float((weights * sums / np.maximum(counts, 1)).sum())
+    return Evaluated(loss, acceptance.from_steps([k] * len(accepted), accepted, k=k))
+
+
+def steps(sample: Sample, drafts: np.ndarray) -> list[int]:
+    """Accepted tokens of each draft over all answers of a conversation; `drafts` [k, T-1] target ids.
+
+    Nothing is drafted past the end of an answer: what follows there is the template's, and no engine generates it.
     """
     accepted: list[int] = []
-    for group in plan(samples, batch_tokens, seed=None):
-        hits = matches(model, group, k)
-        start = 0
-        for sample in group:
-            own = hits[:, start : start + sample.rows]
-            accepted += walk(own, first=sample.prompt_tokens - 1)
-            start += sample.rows
-    return acceptance.from_steps([k] * len(accepted), accepted, k=k)
+    for first, end in sample.spans:
+        hits = drafts[:, first - 1 : end - 1] == depths(sample.input_ids[first:end], len(drafts))
+        accepted += walk(hits, 0)
+    return accepted
 
 
-@torch.inference_mode()
-def matches(model: Eagle3DraftModel, group: Sequence[Sample], k: int) -> np.ndarray:
-    """Whether the token that row t drafts at depth i is the real token t + 2 + i: bool [k, rows of the group]."""
-    device = next(model.parameters()).device
-    with torch.autocast(device.type, torch.bfloat16):
-        return matches_of(model, pack(group), group, k)
+def depths(answer: np.ndarray, k: int) -> np.ndarray:
+    """The real token that each row of an answer has to draft at depth i, -1 beyond its end: [k, tokens].
 
-
-def matches_of(model: Eagle3DraftModel, batch: Batch, group: Sequence[Sample], k: int) -> np.ndarray:
-    """`matches` of a packed batch, in whatever precision the caller set."""
-    device = next(model.parameters()).device
-    inputs = {
-        name: tensor.to(device) for name, tensor in batch.items() if not name.startswith(("verifier", "loss"))
-    }
-    drafted = model(**inputs, ttt_steps=k)  # k times [1, rows], draft ids
-    offsets = model.d2t if model.d2t is not None else torch.zeros(model.draft_vocab_size, dtype=torch.long)
-    guesses = torch.stack([ids[0] + offsets[ids[0]] for ids in drafted]).cpu()
-    real = torch.cat([depths(sample, k) for sample in group], dim=1)
-    return (guesses == real).numpy()
-
-
-def depths(sample: Sample, k: int) -> torch.Tensor:
-    """The real token that row t has to draft at depth i, -1 beyond the end: int64 [k, T-1]."""
-    ids = torch.from_numpy(sample.input_ids)
-    padded = torch.cat([ids, ids.new_full((k + 1,), -1)])
-    return torch.stack([padded[2 + i : 2 + i + sample.rows] for i in range(k)])
+    Row 0 reads the answer's first token, so that its draft begins with the second.
+    """
+    padded = np.concatenate([answer, np.full(k + 1, -1)])
+    return np.stack([padded[1 + i : 1 + i + len(answer)] for i in range(k)])
 
 
 def walk(hits: np.ndarray, first: int) -> list[int]:

@@ -48,7 +48,7 @@ def test_killed_in_the_middle_and_run_again(lab, run_id):
         finished |= {
             path: path.stat().st_mtime_ns for path in states.glob("hs_*.safetensors") if path not in finished
         }
-        rows = read_position(checkpoint)["rows"] if moment == "training" else rows
+        rows = saved_rows(checkpoint) if moment == "training" else rows
     assert finished
     lab.run(*command)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
@@ -60,10 +60,10 @@ def test_killed_in_the_middle_and_run_again(lab, run_id):
     )
 
 
-def read_position(path) -> dict:
+def saved_rows(path) -> list[dict]:
     from labkit.train import checkpoint
 
-    return checkpoint.peek(path)
+    return checkpoint.rows(path)
 
 
 @pytest.fixture(scope="session")
