@@ -5,7 +5,7 @@ from __future__ import annotations
 from labkit.conversations.answers import TooFewAnswers
 from labkit.conversations.asking import ServerLost, lost, opened
 from labkit.conversations.copies import near_copies, without_copies
-from labkit.conversations.dataset import NoEndOfThought, collect, load, render, token_counts
+from labkit.conversations.dataset import NoEndOfThought, collect, load, render
 from labkit.conversations.forms import BadRow
 from labkit.conversations.raw import BadPromptFile, DatasetUnreachable, presets
 from labkit.conversations.sources import TooFewPrompts, prompts, read, report, split, templated
@@ -36,7 +36,6 @@ __all__ = [
     "split",
     "synthesise",
     "templated",
-    "token_counts",
     "tokenise",
     "without_copies",
 ]

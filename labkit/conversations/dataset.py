@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from labkit import files, runs
@@ -219,12 +218,3 @@ def load(dataset_dir: Path) -> pd.DataFrame:
     if "messages" in frame:
         frame["messages"] = [[without_none(dict(turn)) for turn in messages] for messages in frame.messages]
     return frame
-
-
-def token_counts(dataset: pd.DataFrame, vocab_size: int, split: str = "train") -> np.ndarray:
-    """How often each token id stands where the mask trains, in one split: int64 [vocab_size]."""
-    chosen = dataset[dataset.split == split]
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    for ids, mask in zip(chosen.input_ids, chosen.loss_mask, strict=True):
-        counts += np.bincount(np.asarray(ids)[np.asarray(mask, dtype=bool)], minlength=vocab_size)
-    return counts

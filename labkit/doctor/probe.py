@@ -114,7 +114,8 @@ class Probe:
         """A few optimiser steps on a fresh head."""
         chosen = settings.Eagle3Pipeline(target=self.target_name, scale="smoke", draft_vocab_size=DRAFT_VOCAB)
         data = self.folder / "data"
-        counts = conversations.token_counts(conversations.load(data), self.target.geometry.vocab_size)
+        rows = conversations.load(data)
+        counts = vocab.count(rows.input_ids, rows.loss_mask, self.target.geometry.vocab_size)
         mapping = vocab.build(counts, DRAFT_VOCAB)
         train.run(
             chosen,

@@ -32,6 +32,7 @@ def verify(
     sample: int = 32,
     layers: Sequence[int] | None = None,
     shard: str = "",
+    split: str = "",
     compare: bool | None = None,
 ) -> pd.DataFrame:
     """The problems of an extraction, a row each (columns row check value limit remedy); empty when all is well.
@@ -40,16 +41,17 @@ def verify(
     the set, final norm and lm_head are applied to the last state on answer positions; for greedy answers its top
     token is the real next token in nearly all of them, and where it is not, the known mistakes are tried and the
     one that fits is named. `min_agreement` is the smallest share accepted: by default 0.95, and 0.3 for answers
-    that were sampled. `layers`: the ids that there should be, the layer count as the last. `compare` runs a few
-    rows through Transformers and tells for each place whose layer's states it holds; None: where the target fits
-    in memory. attrs: `agreement`, the share over all positions; `compared`, "" or why no comparison was made.
+    that were sampled. `layers`: the ids that there should be, the layer count as the last; `shard` and
+    `split`: the rows. `compare` runs a few rows through Transformers and tells for each place whose layer's states
+    it holds; None: where the target fits in memory. attrs: `agreement`, the share over all positions; `compared`,
+    "" or why no comparison was made.
     """
     wanted = files.read_json(out_dir / record.RECORD)
     dataset = conversations.load(dataset_dir or out_dir / wanted["dataset"])
     path = target_path or Path(wanted["target"])
     if layers is not None and list(layers) != wanted["layers"]:
         raise BadLayers(f"{out_dir} holds layers {wanted['layers']}, not {list(layers)}", "extract these layers")
-    mine = record.rows_of_shard(shard, len(dataset))
+    mine = record.rows_of(dataset, shard, split)
     found = file_problems(out_dir, dataset, mine, wanted)
     broken = {row[0] for row in found}
     sound = [row for row in mine if row not in broken]

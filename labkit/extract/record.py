@@ -11,6 +11,7 @@ from typing import Any
 
 import filelock
 import numpy as np
+import pandas as pd
 from safetensors import SafetensorError
 
 from labkit import files, targets
@@ -83,6 +84,12 @@ def rows_of_shard(shard: str, rows: int) -> range:
     if not 1 <= part <= parts:
         raise BadShard(f"shard={shard!r} is no part of a whole", 'write it as "2/4": the second of four')
     return range(part - 1, rows, parts)
+
+
+def rows_of(dataset: pd.DataFrame, shard: str, split: str = "") -> list[int]:
+    """A shard's rows, those of one split where it is named."""
+    mine = rows_of_shard(shard, len(dataset))
+    return [row for row in mine if not split or dataset.split.iloc[row] == split]
 
 
 @contextlib.contextmanager

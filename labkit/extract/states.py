@@ -83,6 +83,7 @@ def run(
     concurrency: int = 16,
     form: str = "bf16",
     shard: str = "",
+    split: str = "",
     backend: str = "vllm",
 ) -> Path:
     """Write hidden states of the data set's rows; files that are there and valid are kept.
@@ -90,7 +91,8 @@ def run(
     A file holds `hidden_states` [T, len(layers) + 1, H] (the last is the last layer's output before the final
     norm) and `token_ids` [T], in the form asked for (`forms`). `server` as `conversations.opened` takes it: a vLLM
     server of variant `extract` with the same layers; backend "transformers" needs none. `shard` "2/4" does every
-    fourth row from the second, into a folder of its own or one that the shards share. At most `concurrency` rows
+    fourth row from the second, into a folder of its own or one that the shards share; `split` only that split's
+    rows (a training on the fly wants files of the held-out ones alone). At most `concurrency` rows
     are under way, fewer when the disk fills. Raises ServerLost or EngineDied, BrokenStates, NoStates, DiskFull
     (before the start when it cannot fit), ShardBusy, BadShard, BadLayers, UnknownForm; finished files stay.
     """
@@ -100,7 +102,8 @@ def run(
     dataset = conversations.load(dataset_dir)
     record.keep_or_clear(out_dir, wanted)
     with record.alone(out_dir, shard):
-        order = order_of(dataset, wanted, out_dir, form, shard, target)
+        mine = record.rows_of(dataset, shard, split)
+        order = order_of(dataset, mine, wanted, out_dir, form, shard, target)
         if order.rows:
             files.require_space(out_dir, order.total())
             fetch(order, server, target, concurrency, backend)
@@ -116,11 +119,16 @@ def check_choices(form: str, backend: str, shard: str) -> None:
 
 
 def order_of(
-    dataset: pd.DataFrame, wanted: dict[str, Any], out_dir: Path, form: str, shard: str, target: targets.Target
+    dataset: pd.DataFrame,
+    mine: Sequence[int],
+    wanted: dict[str, Any],
+    out_dir: Path,
+    form: str,
+    shard: str,
+    target: targets.Target,
 ) -> Order:
     """What is still missing of a worker's rows."""
     tokens = [np.array(ids, dtype=np.int64) for ids in dataset.input_ids]
-    mine = record.rows_of_shard(shard, len(dataset))
     missing = [row for row in mine if not record.finished(out_dir, row, tokens[row], wanted, form)]
     item_bytes = 4 if target.geometry.dtype == "float32" else 2
     return Order(tokens, missing, wanted, out_dir, form, item_bytes, shard)

@@ -117,7 +117,7 @@ def extracted(chosen: Any) -> Iterator[Serving]:
     from labkit import pipeline
 
     yield Serving("baseline", pipeline.serving(chosen))
-    with_layers = pipeline.extracting(chosen, geometry_of(chosen))
+    with_layers = pipeline.extracting(geometry_of(chosen), chosen.folder / "hidden_states", chosen.aux_layers)
     yield Serving("extract", pipeline.serving(chosen) | with_layers)
 
 

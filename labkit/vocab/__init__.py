@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from labkit.vocab.building import build, count, coverage_curve, fingerprint, refuse_impossible, summary
+from labkit.vocab.building import SIZES, build, count, coverage_curve, fingerprint, refuse_impossible, summary
 from labkit.vocab.mapping import FILE, BadVocabulary, StaleVocabulary, VocabMap, load
 from labkit.vocab.required import required_ids
 from labkit.vocab.semantics import faults, problems, read
 
 __all__ = [
     "FILE",
+    "SIZES",
     "BadVocabulary",
     "StaleVocabulary",
     "VocabMap",

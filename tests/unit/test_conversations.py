@@ -4,7 +4,6 @@ import json
 from contextlib import contextmanager
 
 import httpx
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -128,17 +127,6 @@ def test_truncation_never_leaves_a_row_without_an_answer(max_length):
     rows, counted = shortened(answer, max_length)
     assert rows == []
     assert [(entry["kind"], entry["rows"]) for entry in counted] == [("nothing trained within max_length", 1)]
-
-
-def test_counts_are_of_training_answers_only():
-    frame = pd.DataFrame(
-        {
-            "split": ["train", "train", "held_out"],
-            "input_ids": [np.array([1, 2, 2, 3]), np.array([1, 3]), np.array([4, 4])],
-            "loss_mask": [np.array([False, True, True, True]), np.array([False, True]), np.array([True, True])],
-        }
-    )
-    assert list(conversations.token_counts(frame, 6)) == [0, 0, 2, 2, 0, 0]
 
 
 CLIENT = httpx.Client

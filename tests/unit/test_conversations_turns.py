@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from test_conversations_template import CHATML, STRIPPING, THINKING, answer, rows, tokenizer, user
 
-from labkit import conversations, files
+from labkit import conversations, files, vocab
 from labkit.conversations import asking, sources
 from labkit.conversations.template import Template
 from labkit.conversations.tokens import encode
@@ -263,7 +263,7 @@ def test_a_file_goes_through_to_tokens(tmp_path):
     data = conversations.render(prompts, tokenizer(THINKING), tmp_path, max_length=100)
     tok = tokenizer(THINKING)
     assert tok.decode(np.array(data.input_ids[0])[np.array(data.loss_mask[0])]) == "dog</think>yes<|im_end|>"
-    counts = conversations.token_counts(data, len(tok))
+    counts = vocab.count(data.input_ids, data.loss_mask, len(tok))
     assert counts.sum() == data.answer_tokens.sum() == sum(data.loss_mask[0])
     assert counts[tok.convert_tokens_to_ids("<think>")] == 0
 

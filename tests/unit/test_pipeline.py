@@ -1,6 +1,7 @@
 """What notebook 04 says of its own steps."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -134,7 +135,7 @@ def test_prompts_of_the_benchmark_are_left_out_of_training(tmp_path):
 
 def test_the_data_sets_own_answers_need_no_server(tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
-    monkeypatch.setattr(pipeline, "serve", None)
+    monkeypatch.setattr("labkit.pipeline.data.serve", None)
     path = tmp_path / "own.jsonl"
     rows = [{"prompt": f"Question number {i}?", "answer": f"Answer number {i}."} for i in range(6)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -147,3 +148,15 @@ def test_the_data_sets_own_answers_need_no_server(tmp_path, monkeypatch):
         assert said == f"{prompt.messages[1]['content']}<|im_end|>"
     with pytest.raises(BadParameter, match="nobody"):
         Eagle3Pipeline(answers="somebody")
+
+
+def test_counts_are_of_training_answers_only():
+    frame = pd.DataFrame(
+        {
+            "split": ["train", "train", "held_out"],
+            "input_ids": [np.array([1, 2, 2, 3]), np.array([1, 3]), np.array([4, 4])],
+            "loss_mask": [np.array([False, True, True, True]), np.array([False, True]), np.array([True, True])],
+        }
+    )
+    target = SimpleNamespace(geometry=SimpleNamespace(vocab_size=6))
+    assert list(pipeline.counts(frame, target, "train")) == [0, 0, 2, 2, 0, 0]

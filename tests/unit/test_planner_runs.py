@@ -149,8 +149,9 @@ def real(chosen, variant):
     """Start a server of a notebook by the code that the notebook itself calls."""
     target = targets.resolve(chosen.target)
     if chosen.notebook.startswith("04"):
-        options = pipeline.extracting(chosen, target.geometry) if variant == "extract" else {}
-        with pipeline.serve(chosen, target, variant, **options):
+        out, options = chosen.folder / "hidden_states", pipeline.serving(chosen) | {"log_dir": chosen.folder}
+        extracting = pipeline.extract_server(target, out, chosen.aux_layers, **options)
+        with extracting() if variant == "extract" else pipeline.serve(chosen, target, variant):
             pass
     from labkit.bench.measure import server_for
 
