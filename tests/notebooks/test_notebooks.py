@@ -307,3 +307,34 @@ def test_broken_head_is_named_by_the_probe(lab, run_folder, tmp_path):
         assert done.returncode == 1
         assert f"BROKEN seam {seam!r}" in done.stderr
         assert cause in done.stderr
+
+
+def test_mini_kimi_goes_through_the_pipeline_by_its_wrapper(lab, tmp_path):
+    """Kimi-K2.5's architecture, which vLLM cannot serve here: the data set's answers, states by Transformers."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Name a number after {n}."},
+                {"role": "assistant", "content": said},
+            ]
+        }
+        for n, said in (
+            (n, f"The number {n + 1} comes after {n}, as {n + 2} comes after {n + 1}.") for n in range(28)
+        )
+    ]
+    source = tmp_path / "numbers.jsonl"
+    source.write_text("\n".join(json.dumps(row) for row in rows))
+    given = {"target": "mini-kimi", "states_backend": "transformers", "answers": "dataset", "prompts": source}
+    words = [word for name, value in given.items() for word in ("-p", f"{name}={value}")]
+    lab.run("run", "04", "--run-id", "mini-kimi", "--scale", "smoke", *words)
+    folder = lab.outputs / "mini-kimi" / PIPELINE
+    found = json.loads((folder / "run.json").read_text())["headline"]
+    assert (found["samples"], found["head_problems"]) == (24, 0)
+    shape = targets.resolve("mini-kimi").geometry
+    assert load_file(folder / "head" / "model.safetensors")["fc.weight"].shape == (
+        shape.hidden_size,
+        3 * shape.hidden_size,
+    )
+    states = extract.load_states(extract.states_path(folder / "hidden_states", 0))["hidden_states"]
+    assert states.shape[1:] == (4, shape.hidden_size)
+    assert not list(folder.glob("server-*.log")), "no engine was started"
