@@ -614,7 +614,9 @@ def test_measure_variant_on_attached_servers(tmp_path, monkeypatch) -> None:
         assert first["variant"].tolist() == ["baseline"] * 2
         assert bench.measure_variant(plan, "ngram", chosen).empty  # the baseline is attached, the variant is not
         assert bench.measure_variant(plan, "baseline", chosen.iloc[:0]).empty
-        both = attached(tmp_path, monkeypatch, server=server.url, variant_server=server.url.replace("127.0.0.1", "localhost"))
+        both = attached(
+            tmp_path, monkeypatch, server=server.url, variant_server=server.url.replace("127.0.0.1", "localhost")
+        )
         assert len(bench.measure_variant(both, "ngram", chosen)) == 2
 
 
