@@ -38,7 +38,7 @@ unit: setup  ## the tests that need no engine
 soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
 	$(BIN)/labkit doctor --probe
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/unit/test_train_resume.py
-	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py tests/engine/test_head_forms.py
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py tests/engine/test_head_forms.py tests/engine/test_two_trainings.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_swap.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_extract_real.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
