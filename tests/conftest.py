@@ -1,5 +1,17 @@
 """What all tests share."""
 
 import os
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("MPLBACKEND", "agg")
+BEFORE = dict(os.environ)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_of_its_own() -> Iterator[None]:
+    """What a module's tests leave in the environment (vLLM's configurations do) is not the next one's."""
+    yield
+    os.environ.clear()
+    os.environ.update(BEFORE)

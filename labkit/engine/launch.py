@@ -19,6 +19,7 @@ from labkit.engine import supervisor, variants
 KV_CACHE_GIB = 2  # on the CPU; plenty for the models that two cores can serve
 # `vllm serve` asks for the metadata of a package named vllm, which the CPU build does not have.
 MODULE = "vllm.entrypoints.openai.api_server"
+OPENMP_RUNTIMES = ("libiomp5", "libgomp", "libomp")
 
 
 def installed(package: str) -> bool:
@@ -41,11 +42,16 @@ def openmp() -> Path:
 
 
 def preload() -> dict[str, str]:
-    """Environment in which Intel's OpenMP runtime comes first; empty where it is not installed."""
+    """Environment in which Intel's OpenMP runtime comes first and alone; empty where it is not installed.
+
+    vLLM puts GNU's into this process's own environment when anything here makes one of its configurations, and
+    its server refuses to run with both.
+    """
     if not openmp().exists():
         return {}
-    names = [str(openmp()), *os.environ.get("LD_PRELOAD", "").split(":")]
-    return {"LD_PRELOAD": ":".join(dict.fromkeys(name for name in names if name))}
+    inherited = os.environ.get("LD_PRELOAD", "").split(":")
+    others = [name for name in inherited if name and not Path(name).name.startswith(OPENMP_RUNTIMES)]
+    return {"LD_PRELOAD": ":".join([str(openmp()), *dict.fromkeys(others)])}
 
 
 def environment(options: dict[str, Any]) -> dict[str, str]:

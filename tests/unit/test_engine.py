@@ -115,6 +115,17 @@ def test_what_a_variant_changes_is_shown_before_it_runs(tmp_path):
         variants.diff("baseline", against="turbo")
 
 
+@pytest.mark.parametrize(
+    "inherited", ["", "/t/libgomp-a34b.so.1", "/x/libtcmalloc.so.4:/t/libgomp.so.1:/l/libiomp5.so"]
+)
+def test_one_openmp_runtime_is_preloaded(monkeypatch, inherited):
+    """vLLM refuses GNU's beside Intel's; it leaves the former behind in a process that made a configuration."""
+    monkeypatch.setenv("LD_PRELOAD", inherited)
+    names = [Path(name).name for name in launch.preload()["LD_PRELOAD"].split(":")]
+    assert names[0] == "libiomp5.so"
+    assert names[1:] == ["libtcmalloc.so.4"] * ("tcmalloc" in inherited)
+
+
 def test_environment_and_flags_reach_the_process(tmp_path, monkeypatch):
     """The command line and variables that a server would be started with, any vLLM flag among them."""
     started = {}
