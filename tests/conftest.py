@@ -13,5 +13,7 @@ BEFORE = dict(os.environ)
 def environment_of_its_own() -> Iterator[None]:
     """What a module's tests leave in the environment (vLLM's configurations do) is not the next one's."""
     yield
-    os.environ.clear()
+    for name in os.environ.keys() - BEFORE.keys():
+        if not name.startswith("PYTEST_"):  # pytest's own
+            del os.environ[name]
     os.environ.update(BEFORE)
