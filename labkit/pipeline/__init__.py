@@ -13,7 +13,7 @@ from labkit.pipeline.extraction import (
     split_on_disk,
     states,
 )
-from labkit.pipeline.outcome import conclusion, costs, headline
+from labkit.pipeline.outcome import conclusion, costs, headline, told
 from labkit.pipeline.servers import extract_server, extracting, layers, plain_server, serve, serving
 from labkit.pipeline.training import (
     calibrate,
@@ -57,6 +57,7 @@ __all__ = [
     "serving",
     "split_on_disk",
     "states",
+    "told",
     "trial_training",
     "vocabulary",
     "vocabulary_told",

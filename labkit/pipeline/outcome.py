@@ -49,11 +49,27 @@ def conclusion(dataset: pd.DataFrame, simulated: Acceptance, metrics: pd.DataFra
     best = metrics.acceptance_length.max()
     trained = int(metrics.tokens.sum())
     answer = "Yes" if simulated.mean_length >= 1.3 else "Not yet"
+    conversations = int((dataset.split == "train").sum())
     return (
         f"{answer}: after {trained:,} tokens of training in {metrics.seconds.max():.0f} s its drafts are worth "
         f"**{simulated.mean_length:.2f}** tokens a step at k={k} on held-out prompts of the training kind (best "
         f"epoch {best:.2f}). That is simulated; the engine's own figure, and whether it pays, is the question of "
-        f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations of a few forms, "
-        "greedy answers, one layer. More data helps before anything else does: where the held-out length falls "
+        f"notebook 05.\n\nLimits: {conversations} conversations, {whose(dataset)} answers, one layer. More data "
+        "helps before anything else does: where the held-out length falls "
         "while the loss still does, the head has begun to learn its data by heart."
     )
+
+
+def whose(dataset: pd.DataFrame) -> str:
+    """Whose answers the head was trained on, as an adjective."""
+    if "origin" in dataset and (dataset.origin != "target").any():
+        return "the data set's own"
+    hottest = dataset.temperature.max() if "temperature" in dataset else 0
+    return f"the target's own (sampled, temperature {hottest:g})" if hottest else "the target's own greedy"
+
+
+def told(table: pd.DataFrame, otherwise: str) -> Any:
+    """The table, or in a notebook a sentence where it is empty."""
+    from IPython.display import Markdown
+
+    return table if len(table) else Markdown(otherwise)

@@ -15,7 +15,7 @@ from labkit.pipeline.data import answers
 from labkit.pipeline.expectation import work_of
 from labkit.pipeline.servers import layers
 from labkit.planner import calibration, trial
-from labkit.settings import Eagle3Pipeline
+from labkit.settings import Eagle3Pipeline, root
 from labkit.targets import Target
 from labkit.vocab import VocabMap
 
@@ -105,7 +105,10 @@ def elsewhere(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, proce
 
 def elsewhere_told(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, processes: int = 8) -> str:
     """`elsewhere` as Markdown; the data are written in speculators' form, too."""
-    commands = elsewhere(settings, target, mapping, processes)
+    inside = f"{root()}/"  # run from the lab's folder
+    commands = {
+        name: text.replace(inside, "") for name, text in elsewhere(settings, target, mapping, processes).items()
+    }
     return "\n\n".join(f"{name}, {processes} GPUs:\n\n```\n{command}\n```" for name, command in commands.items())
 
 

@@ -160,3 +160,18 @@ def test_counts_are_of_training_answers_only():
     )
     target = SimpleNamespace(geometry=SimpleNamespace(vocab_size=6))
     assert list(pipeline.counts(frame, target, "train")) == [0, 0, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("origin", "temperature", "said"),
+    [
+        ("target", 0.0, "the target's own greedy answers"),
+        ("target", 0.7, "the target's own (sampled, temperature 0.7) answers"),
+        ("dataset", 1.0, "the data set's own answers"),
+    ],
+)
+def test_the_conclusion_says_whose_answers_were_learned(origin, temperature, said):
+    metrics = pd.DataFrame({"tokens": [10], "seconds": [1.0], "acceptance_length": [1.5], "loss": [1.0]})
+    rows = dataset().assign(origin=origin, temperature=temperature)
+    found = SimpleNamespace(mean_length=1.5)
+    assert said in pipeline.conclusion(rows, found, metrics, 3)
