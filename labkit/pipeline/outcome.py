@@ -48,12 +48,19 @@ def conclusion(dataset: pd.DataFrame, simulated: Acceptance, metrics: pd.DataFra
     """The answer in words, with its limits."""
     best = metrics.acceptance_length.max()
     trained = int(metrics.tokens.sum())
+    off_policy = "origin" in dataset and (dataset.origin == "dataset").any()
+    greedy = "temperature" not in dataset or not dataset.temperature.any()
+    said = (
+        "the data set's own answers, not the target's"
+        if off_policy
+        else f"{'greedy' if greedy else 'sampled'} answers"
+    )
     answer = "Yes" if simulated.mean_length >= 1.3 else "Not yet"
     return (
         f"{answer}: after {trained:,} tokens of training in {metrics.seconds.max():.0f} s its drafts are worth "
         f"**{simulated.mean_length:.2f}** tokens a step at k={k} on held-out prompts of the training kind (best "
         f"epoch {best:.2f}). That is simulated; the engine's own figure, and whether it pays, is the question of "
-        f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations of a few forms, "
-        "greedy answers, one layer. More data helps before anything else does: where the held-out length falls "
+        f"notebook 05.\n\nLimits: {int((dataset.split == 'train').sum())} conversations, "
+        f"{said}, one layer. More data helps before anything else does: where the held-out length falls "
         "while the loss still does, the head has begun to learn its data by heart."
     )
