@@ -76,7 +76,11 @@ def run(
         text, well = dry.report(notebook, given)
         typer.echo(text)
         raise typer.Exit(0 if well else 1)
-    execute(notebook, given, force=force)
+    try:
+        execute(notebook, given, force=force)
+    except KeyboardInterrupt:
+        typer.echo("labkit: interrupted; finished steps are kept: the same command goes on from there", err=True)
+        raise typer.Exit(130) from None
 
 
 def execute(notebook: str, given: dict[str, str], *, force: bool) -> None:
