@@ -359,3 +359,28 @@ def test_a_flag_that_the_installed_vllm_does_not_read_is_named(good, target, tmp
     assert f"does not read norm_output ({file.split('/')[-1]})" in found[0]
     monkeypatch.setattr(check_config, "installed_vllm", lambda: None)
     assert draft.preflight(good[form], target) == []
+
+
+@pytest.mark.parametrize("place", ["itself", "through a link", "others' files", "a file"])
+def test_a_conversion_never_costs_a_file_of_others(good, tmp_path, place):
+    """The folder is replaced whole: it has to be new, empty, or hold nothing but a head."""
+    head, out = shutil.copytree(good["speculators"], tmp_path / "head"), tmp_path / "out"
+    if place == "itself":
+        out = head
+    elif place == "through a link":
+        out.symlink_to(head)
+    elif place == "a file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(draft.Occupied):
+        draft.convert(head, out, "llama")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_earlier_conversion_is_written_over(good, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        assert draft.read(draft.convert(good["speculators"], tmp_path / "empty", "llama")).form == "llama"
