@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +76,11 @@ def run(
         text, well = dry.report(notebook, given)
         typer.echo(text)
         raise typer.Exit(0 if well else 1)
-    execute(notebook, given, force=force)
+    try:
+        execute(notebook, given, force=force)
+    except KeyboardInterrupt:
+        typer.echo("labkit: interrupted; finished steps are kept: the same command goes on from there", err=True)
+        raise typer.Exit(130) from None
 
 
 def execute(notebook: str, given: dict[str, str], *, force: bool) -> None:
@@ -296,9 +301,12 @@ def plan_training(
     """Print, and write where asked, the plan of a training; exit code 1 where it does not fit."""
     import json
 
+    from labkit.planner import BadPlan, writing
     from labkit.planner import plan as planned
-    from labkit.planner import writing
 
+    for name, value in {"--disk-gb": disk_gb, "--rent-after-days": rent_after_days}.items():
+        if not 0 <= value < math.inf:
+            raise BadPlan(f"{name} {value:g} is no amount", f"give {name} as 0 or more")
     found = planned(target, hardware, work, free_gb=disk_gb or None)
     if as_json:
         typer.echo(json.dumps(writing.as_json(found, rent_after_days), indent=2))

@@ -60,7 +60,7 @@ def conversation(value: Any, columns: Mapping[str, str] | None = None) -> Conver
     if row["system"] and messages and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text(row["system"])})
     refuse_disorder(messages)
-    return Conversation(messages, tools_of(row["tools"]), str(row["category"] or ""))
+    return Conversation(messages, tools_of(row["tools"]), text(str(row["category"] or "")))
 
 
 def field_of(fields: Mapping[str, Any], name: str, columns: Mapping[str, str] | None) -> Any:
@@ -94,7 +94,7 @@ def parsed(value: str, kind: str) -> Any:
     """JSON text as a value; raises BadRow of `kind`."""
     try:
         return json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRow(kind, f"{value[:40]!r} is no JSON") from error
 
 
@@ -115,8 +115,9 @@ def message(turn: Any) -> dict[str, Any]:
     if role == "assistant":
         found |= thought(found["content"], turn)
         if turn.get("tool_calls"):
-            found["tool_calls"] = [tool_call(call, number) for number, call in enumerate(turn["tool_calls"])]
-    found |= {name: turn[name] for name in ("tool_call_id", "name") if role == "tool" and name in turn}
+            calls = turn["tool_calls"] if isinstance(turn["tool_calls"], list) else [turn["tool_calls"]]
+            found["tool_calls"] = [tool_call(call, number) for number, call in enumerate(calls)]
+    found |= {name: text(str(turn[name])) for name in ("tool_call_id", "name") if role == "tool" and name in turn}
     if not (found["content"].strip() or role == "tool" or found.get("tool_calls") or found.get("reasoning")):
         raise BadRow("empty turn", role)
     return found
@@ -139,7 +140,8 @@ def text(content: Any) -> str:
         return content
     if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
         return text("".join(str(part["text"]) for part in content))
-    kinds = {str(part.get("type")) for part in content if isinstance(part, Mapping)} if content else set()
+    parts = content if isinstance(content, list) else []
+    kinds = {str(part.get("type")) for part in parts if isinstance(part, Mapping)}
     raise BadRow("not text", ", ".join(sorted(kinds)) or type(content).__name__)
 
 
@@ -165,8 +167,8 @@ def tool_call(call: Any, number: int) -> dict[str, Any]:
     arguments = text(arguments)
     if not isinstance(parsed(arguments or "{}", "broken tool call"), dict):
         raise BadRow("broken tool call", f"arguments {arguments[:40]}")
-    function = {"name": str(function["name"]), "arguments": arguments or "{}"}
-    return {"id": str(call.get("id", f"call_{number}")), "type": "function", "function": function}
+    function = {"name": text(str(function["name"])), "arguments": arguments or "{}"}
+    return {"id": text(str(call.get("id", f"call_{number}"))), "type": "function", "function": function}
 
 
 def tools_of(value: Any) -> list[dict[str, Any]]:
@@ -176,6 +178,7 @@ def tools_of(value: Any) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
         raise BadRow("broken tools", str(value)[:60])
+    text(json.dumps(value, ensure_ascii=False, default=str))
     return [without_none(tool if "function" in tool else {"type": "function", "function": tool}) for tool in value]
 
 

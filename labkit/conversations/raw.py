@@ -80,7 +80,7 @@ def of_file(path: Path) -> Iterator[Any]:
         if path.suffix == ".jsonl":
             yield from lines(path)
         elif path.suffix == ".json":
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads(path.read_text(encoding="utf-8-sig"))
             yield from value if isinstance(value, list) else [value]
         else:
             import pyarrow.parquet as pq
@@ -94,13 +94,13 @@ def of_file(path: Path) -> Iterator[Any]:
 
 def lines(path: Path) -> Iterator[Any]:
     """The values of a JSON-lines file, line by line."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line in file:
             if line.strip():
                 try:
-                    yield json.loads(line)
-                except ValueError:
-                    yield Broken(line.strip())
+                    yield json.loads(line.decode("utf-8-sig"))
+                except (ValueError, RecursionError):  # no JSON, or bytes that are no UTF-8
+                    yield Broken(line.decode("utf-8", "replace").strip())
 
 
 def of_dataset(dataset: Any, most: int, seed: int) -> Iterator[Any]:
@@ -124,7 +124,11 @@ def from_directory(path: Path, chosen: Source) -> Any:
         else:
             found = datasets.load_dataset(str(path), chosen.subset)
     except Exception as error:  # datasets has an error class for each of its builders, with no common base
-        raise BadPromptFile(f"{path} cannot be loaded: {error}", REMEDY) from error
+        cause = " ".join(str(error.__cause__ or error).split())[:300]  # datasets hides the file and row there
+        raise BadPromptFile(
+            f"{path} cannot be loaded: {cause}",
+            "its files have to be readable and alike; or give one .jsonl file: there, bad rows are left out",
+        ) from error
     if isinstance(found, datasets.Dataset):
         return found
     if chosen.split not in found and len(found) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.draft.checks import preflight
 from labkit.draft.config import FLAGS, UnknownArchitecture, configure, layer_config, shapes
-from labkit.draft.export import UnknownForm, convert, export
+from labkit.draft.export import Occupied, UnknownForm, convert, export
 from labkit.draft.forms import BadHead, read
 from labkit.draft.head import build, load
 from labkit.draft.locate import NoHead, locate
@@ -17,6 +17,7 @@ __all__ = [
     "BadHead",
     "MissingWeights",
     "NoHead",
+    "Occupied",
     "Problem",
     "UnknownArchitecture",
     "UnknownForm",

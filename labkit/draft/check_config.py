@@ -23,6 +23,7 @@ def config_problems(head: Head, target: Target, engine: str, max_model_len: int)
     yield from flag_problems(head, engine)
     if engine == "vllm" and head.form != "other":
         yield from unread_flags(head)
+        yield from method_problems(head)
     yield from size_problems(head, target)
     yield from rope_problems(head, target)
     yield from position_problems(head, target, max_model_len)
@@ -158,6 +159,25 @@ def tokens_said(vocabulary: Any, target: Target) -> str:
     except (OSError, ValueError, KeyError):
         return ""
     return ", whose tokenizer has just that many tokens: its embedding is padded" if tokens == vocabulary else ""
+
+
+def method_problems(head: Head) -> Iterator[Problem]:
+    """What vLLM reads of speculators' form before anything else: a method with a number of tokens, a verifier."""
+    if head.form != "speculators":
+        return
+    try:
+        told = head.written["speculators_config"]
+        tokens, name = told["proposal_methods"][0]["speculative_tokens"], told["verifier"]["name_or_path"]
+        sound = isinstance(tokens, int) and tokens > 0 and isinstance(name, str)
+    except (KeyError, IndexError, TypeError):
+        sound = False
+    if not sound:
+        yield Problem(
+            "proposal",
+            f"{CONFIG}: speculators_config",
+            "it has no proposal method with speculative_tokens, or no verifier: vLLM refuses the head",
+            ANEW,
+        )
 
 
 def norm_problems(head: Head, target: Target) -> Iterator[Problem]:

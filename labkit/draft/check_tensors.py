@@ -20,6 +20,17 @@ OPTIONAL = ("embed_tokens.weight", "t2d")  # what an engine shares with the targ
 SAID_BY_FLAGS = ("input_norm.", "fc_norm.")  # check_config says what is wrong with these
 
 
+def worthless(name: str, tensor: torch.Tensor) -> str:
+    """Why nothing can be computed with a weight, or nothing comes of it; "" where it is sound."""
+    if not name.endswith(".weight"):
+        return ""
+    if not tensor.is_floating_point():
+        return f"is {str(tensor.dtype).removeprefix('torch.')}, no floating-point numbers"
+    if not torch.isfinite(tensor).all():
+        return "holds NaN or infinity"
+    return "" if tensor.any() else "is zero throughout"
+
+
 def tensor_problems(head: Head, target: Target) -> Iterator[Problem]:
     """All of them; a head whose layer is no Llama's is looked at only where all heads are alike."""
     found = head.shapes()
@@ -41,10 +52,8 @@ def tensor_problems(head: Head, target: Target) -> Iterator[Problem]:
         yield from unknown(head, found, needed)
     for name in head.places:
         tensor = head.tensor(name)
-        if tensor is not None and tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            yield Problem(
-                "finite", f"{TENSORS}: {name}", f"{name} holds NaN or infinity", "take an earlier checkpoint"
-            )
+        if tensor is not None and (said := worthless(name, tensor)):
+            yield Problem("finite", f"{TENSORS}: {name}", f"{name} {said}", "take an earlier checkpoint")
     if all(found.get(name) in (None, shape) for name, shape in needed.items()):
         yield from map_faults(head, target)
         yield from embedding_problems(head, target)

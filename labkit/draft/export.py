@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from speculators.models.eagle3 import Eagle3DraftModel
 
 
+HEAD_FILES = {"config.json", "model.safetensors", "training.json"}
+
+
+class Occupied(LabError):
+    """A head cannot be written where other files lie."""
+
+
 class UnknownForm(LabError):
     """A name is no form that a head can be written in."""
 
@@ -69,13 +76,28 @@ def basis(config: dict[str, Any]) -> dict[str, Any]:
 def convert(head_dir: Path, out_dir: Path, form: str) -> Path:
     """Write a head of either form into `out_dir` in `form`; tensors stay bit for bit the same.
 
-    Raises BadHead, UnknownForm, UnknownArchitecture (a Qwen3 draft layer has no llama form).
+    Raises BadHead, UnknownForm, UnknownArchitecture (a Qwen3 draft layer has no llama form), Occupied.
     """
+    refuse_place(head_dir, out_dir)
     head = read(head_dir)
     tensors = head.tensors()
     if "lm_head.weight" not in tensors:
         raise BadHead(f"{head_dir} has no lm_head.weight", "add the target's rows: engines would draft at random")
     return write(out_dir, form, explicit(head), tensors, head.record)
+
+
+def refuse_place(head_dir: Path, out_dir: Path) -> None:
+    """Raise Occupied where writing would cost something: the head itself, or a folder with more than a head."""
+    if out_dir.resolve() == head_dir.resolve():
+        raise Occupied(f"{out_dir} is the head itself", "give another directory: the head stays as it is")
+    if out_dir.exists() and not out_dir.is_dir():
+        raise Occupied(f"{out_dir} is a file", "give a directory that is not there yet")
+    others = {path.name for path in out_dir.glob("*")} - HEAD_FILES if out_dir.is_dir() else set()
+    if others:
+        raise Occupied(
+            f"{out_dir} holds other files, as {min(others)}, which would be lost",
+            "give a directory that is not there yet, or an earlier conversion's",
+        )
 
 
 def explicit(head: Head) -> dict[str, Any]:

@@ -127,10 +127,32 @@ def read(head_dir: Path) -> Head:
         raise BadHead(
             f"{head_dir} has no safetensors, so it is no EAGLE-3 head that can be read: {pickled}", remedy
         )
+    refuse_values("config.json", {"it": written})
     form = form_of(written)
-    record = files.read_json(head_dir / "training.json") if (head_dir / "training.json").exists() else {}
+    layer = written["transformer_layer_config"] if form == "speculators" else written
+    refuse_values("config.json", {name: layer.get(name) or {} for name in ("rope_parameters", "rope_scaling")})
+    record = record_of(head_dir)
     config = written if form == "speculators" else to_speculators(written)
     return Head(head_dir, form, config, written, {renamed(name): (p, name) for name, p in places.items()}, record)
+
+
+def record_of(head_dir: Path) -> dict[str, Any]:
+    """What the lab wrote of the head's training, {} where there is nothing; raises BadHead."""
+    path = head_dir / "training.json"
+    try:
+        record = files.read_json(path) if path.exists() else {}
+    except (OSError, files.BrokenFile) as error:
+        raise BadHead(f"{path} cannot be read: {error}", "fetch it anew, or delete it") from error
+    refuse_values(path.name, {"it": record})
+    refuse_values(path.name, {"trained_with": record.get("trained_with") or {}})
+    return record
+
+
+def refuse_values(where: str, values: dict[str, Any]) -> None:
+    """Raise BadHead for what should be a JSON object and is not."""
+    for name, value in values.items():
+        if not isinstance(value, dict):
+            raise BadHead(f"{where}: {name} is {str(value)[:60]!r}, no JSON object", f"restore {where}")
 
 
 def form_of(config: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.pipeline.data import answers, copies, prompts
-from labkit.pipeline.expectation import PROMPT_TOKENS, Estimate, describe, estimate, work_of
+from labkit.pipeline.expectation import PROMPT_TOKENS, Estimate, describe, estimate, refuse_choices, work_of
 from labkit.pipeline.extraction import (
     ShardsMissing,
     UnusableStates,
@@ -53,6 +53,7 @@ __all__ = [
     "plain_server",
     "prompts",
     "refuse",
+    "refuse_choices",
     "serve",
     "serving",
     "split_on_disk",

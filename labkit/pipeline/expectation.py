@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit import extract, vocab
-from labkit.pipeline.servers import layers
+from labkit import extract, train, vocab
 from labkit.planner import here
 from labkit.planner.work import Work
 from labkit.settings import Eagle3Pipeline
-from labkit.targets import Target
+from labkit.targets import Geometry, Target
 
 PROMPT_TOKENS = 45  # of a templated prompt with its chat template, about
 
@@ -28,16 +27,26 @@ class Estimate:
 def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     """The most that the settings can ask for: every answer as long as allowed.
 
-    Raises BadLayers, BadVocabulary, UnknownForm, UnknownBackend or BadShard where the settings do not fit the
-    target, DoesNotFit where disk or memory will not do, with what would: before anything is spent.
+    Raises `refuse_choices`' errors, and DoesNotFit where disk or memory will not do, with what would: before
+    anything is spent.
     """
-    layers(settings, target)
-    extract.check_choices(settings.hidden_states, settings.states_backend, settings.shard)
-    vocab.refuse_impossible(np.ones(target.geometry.vocab_size), settings.draft_vocab_size, [])
+    refuse_choices(settings, target.geometry)
     work, memory = work_of(settings), here.free_memory_gb()
     here.refuse(here.obstacles_here(target.geometry, work, settings.folder, free_memory=memory))
     disk = extract.bytes_needed([work.tokens], 4, target.geometry.hidden_size, form=settings.hidden_states)
     return Estimate(work.tokens, settings.num_prompts * work.length * settings.epochs, disk)
+
+
+def refuse_choices(settings: Eagle3Pipeline, geometry: Geometry) -> None:
+    """Refuse now what a stage of hours or days would refuse after the ones before it.
+
+    Raises BadLayers, BadVocabulary, UnknownForm, UnknownBackend, BadShard, BadLoss, BadStart or BadHead.
+    """
+    ids = extract.layers_of(settings.aux_layers, geometry.num_hidden_layers)
+    extract.check_choices(settings.hidden_states, settings.states_backend, settings.shard)
+    vocab.refuse_impossible(np.ones(geometry.vocab_size), settings.draft_vocab_size, [])
+    train.loss_config(settings.loss)
+    train.refuse_start(settings.start, ids)
 
 
 def work_of(settings: Eagle3Pipeline) -> Work:

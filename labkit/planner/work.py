@@ -32,7 +32,8 @@ class Work:
 
     def __post_init__(self) -> None:
         """Raise BadPlan for an amount below one."""
-        for name in ("conversations", "prompt_tokens", "answer_tokens", "epochs", "ttt_steps", "streams"):
+        amounts = ("conversations", "prompt_tokens", "answer_tokens", "epochs", "ttt_steps", "streams")
+        for name in (*amounts, "draft_vocab_size", "batch_tokens"):
             if getattr(self, name) < 1:
                 raise BadPlan(f"{name}={getattr(self, name)} is no amount", f"give {name} as 1 or more")
         if self.item_bytes not in (1, 2):

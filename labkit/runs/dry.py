@@ -59,12 +59,15 @@ def stage(chosen: Settings) -> tuple[list[str], list[LabError]]:
     if chosen.notebook.startswith("04"):
         told, refused = pipeline_stage(chosen)
         lines += told
-    for server in servers(chosen):
-        lines += [f"  {line}" for line in server_lines(chosen, server)]
     try:
         refuse(chosen)
     except LabError as error:
         refused.append(error)
+    try:
+        for server in servers(chosen):
+            lines += [f"  {line}" for line in server_lines(chosen, server)]
+    except LabError as error:  # what was refused above, mostly
+        refused += [] if str(error) in map(str, refused) else [error]
     return lines, refused
 
 
@@ -113,10 +116,13 @@ def served_as(chosen: Any) -> dict[str, Any]:
 
 
 def extracted(chosen: Any) -> Iterator[Serving]:
-    """Notebook 04: the server that answers, and the one that writes hidden states."""
+    """Notebook 04: the server that answers, and the one that writes hidden states, where either is wanted."""
     from labkit import pipeline
 
-    yield Serving("baseline", pipeline.serving(chosen))
+    if chosen.answers == "target" or chosen.prompts == "self":
+        yield Serving("baseline", pipeline.serving(chosen))
+    if chosen.states_backend != "vllm":
+        return
     with_layers = pipeline.extracting(geometry_of(chosen), chosen.folder / "hidden_states", chosen.aux_layers)
     yield Serving("extract", pipeline.serving(chosen) | with_layers)
 
@@ -227,6 +233,10 @@ def refuse(chosen: Any) -> None:
     ranks = getattr(chosen, "tensor_parallel_size", 1)
     if here(chosen.target) and place(chosen.target).is_dir() and ranks > 1:
         targets.geometry(place(chosen.target)).require_tensor_parallel(ranks)
+    if chosen.notebook.startswith("04"):
+        from labkit import pipeline
+
+        pipeline.refuse_choices(chosen, geometry_of(chosen))
     prompts = Path(str(getattr(chosen, "prompts", "")))
     if prompts.suffix in (".json", ".jsonl", ".parquet") and not prompts.exists():
         raise known.BadParameter(f"prompts={str(prompts)!r} is no file", "give a file that is there")

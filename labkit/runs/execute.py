@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from papermill import PapermillExecutionError
 
 # Stages whose results a stage takes up; what they measured is part of its own inputs.
+BROUGHT = ("prompts", "start", "head")
 UPSTREAM = {"05_evaluation": ("02_ngram_baseline", "04_eagle3_pipeline")}
 
 
@@ -48,12 +49,22 @@ def find_notebook(name: str) -> str:
 
 
 def digest(chosen: Settings) -> str:
-    """What a stage's results depend on: its settings, its notebook, and the stages that it takes up."""
+    """What a stage's results depend on: settings, files that they name, notebook, and stages that it takes up."""
     source = settings.root() / "notebooks" / f"{chosen.notebook}.ipynb"
     upstream = [chosen.folder.parent / name / "run.json" for name in UPSTREAM.get(chosen.notebook, ())]
     inputs = [files.read_json(path)["started"] if path.exists() else None for path in upstream]
     values = {name: value for name, value in dataclasses.asdict(chosen).items() if name != "run_id"}
-    return files.digest([values, files.digest_file(source), inputs])
+    return files.digest([values, files.digest_file(source), inputs + brought(chosen)])
+
+
+def brought(chosen: Settings) -> list[list[Any]]:
+    """Name, size and time of each file of the user's own that a parameter names (BROUGHT), or its folder holds."""
+    found: list[list[Any]] = []
+    for name in BROUGHT:
+        path = Path(str(getattr(chosen, name, "")) or "/nowhere").expanduser()
+        for file in [path] if path.is_file() else sorted(path.glob("*")):
+            found.append([file.name, file.stat().st_size, file.stat().st_mtime_ns])
+    return found
 
 
 def finished(chosen: Settings) -> bool:

@@ -23,10 +23,24 @@ def read(path: Path, notebook: str) -> dict[str, Any]:
     if notebook == "all":
         if not path.is_dir():
             raise BadParameter(f"{path} is one file", "for all notebooks give a folder with one file for each")
+        refuse_strangers(path)
         found = {name: of_file(file_in(path, name), name) for name in NOTEBOOKS if file_in(path, name)}
         return {f"{name[:2]}.{key}": value for name, values in found.items() for key, value in values.items()}
     name = find_notebook(notebook)
+    if path.is_dir():
+        refuse_strangers(path)
     return of_file(file_in(path, name) if path.is_dir() else path, name)
+
+
+def refuse_strangers(folder: Path) -> None:
+    """Raise BadParameter for a YAML file that belongs to no notebook, or where there is none at all."""
+    files = sorted(folder.glob("*.y*ml"))
+    strange = [file.name for file in files if not any(file.stem in (name, name[:2]) for name in NOTEBOOKS)]
+    if strange or not files:
+        raise BadParameter(
+            f"{folder} has {', '.join(strange)}, for no notebook" if strange else f"{folder} has no YAML file",
+            f"name a file by its notebook's number or name: {', '.join(f'{name[:2]}.yaml' for name in NOTEBOOKS)}",
+        )
 
 
 def file_in(folder: Path, name: str) -> Path | None:

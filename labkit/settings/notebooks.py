@@ -197,6 +197,8 @@ class Eagle3Pipeline(Settings):
                 f"answers={self.answers!r} is nobody's",
                 "use target (it answers itself: on-policy) or dataset (the data set's own answers)",
             )
+        if not 0 < self.top_p <= 1:
+            raise BadParameter(f"top_p={self.top_p} is no probability", "give top_p above 0, at most 1")
         for name, known in {"precision": ("bf16", "fp32"), "states_from": ("files", "on-the-fly")}.items():
             if getattr(self, name) not in known:
                 raise BadParameter(f"{name}={getattr(self, name)!r} is unknown", f"use {' or '.join(known)}")

@@ -11,8 +11,9 @@ from labkit.train.peer import UnorderedSplits, for_speculators, speculators_comm
 from labkit.train.running import run
 from labkit.train.simulation import simulate, walk
 from labkit.train.start import BadStart
+from labkit.train.start import refuse as refuse_start
 from labkit.train.stopping import Flag, Stopped
-from labkit.train.unroll import BadLoss
+from labkit.train.unroll import BadLoss, loss_config
 
 __all__ = [
     "BadJob",
@@ -31,6 +32,8 @@ __all__ = [
     "for_speculators",
     "launch_command",
     "load_samples",
+    "loss_config",
+    "refuse_start",
     "run",
     "simulate",
     "speculators_command",

@@ -59,6 +59,12 @@ def read_job(path: Path) -> dict[str, Any]:
     lacking = [name for name in ("settings", *PLACES) if not isinstance(job, dict) or name not in job]
     if lacking:
         raise BadJob(f"{path} lacks {', '.join(lacking)}", "notebook 04 writes a whole one: training.json")
+    wrong = [name for name in PLACES if not isinstance(job[name], str)]
+    wrong += [] if isinstance(job["settings"], dict) else ["settings"]
+    if wrong:
+        raise BadJob(
+            f"{path}: {wrong[0]} is {str(job[wrong[0]])[:60]!r}", "give what notebook 04's training.json has"
+        )
     return job
 
 

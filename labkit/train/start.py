@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,23 @@ def identity(start: str) -> str:
     return files.digest_file(file)
 
 
+def refuse(start: str, layers: tuple[int, ...]) -> None:
+    """Raise BadStart or BadHead for a start that training would refuse: no head, damaged, over other layers."""
+    identity(start)
+    if start not in (WARM, SCRATCH):
+        own = draft.read(Path(start)).speculator_config().eagle_aux_hidden_state_layer_ids
+        refuse_layers(Path(start), own or layers, layers)
+
+
+def refuse_layers(head_dir: Path, own: Sequence[int], layers: tuple[int, ...]) -> None:
+    """Raise BadStart where the head reads other layers than the states are of."""
+    if tuple(own) != tuple(layers):
+        raise BadStart(
+            f"{head_dir} reads layers {list(own)}, the states are of {list(layers)}",
+            f"extract with aux_layers={','.join(map(str, own))!r}",
+        )
+
+
 def head(settings: Eagle3Pipeline, target: Target, vocab: VocabMap, layers: tuple[int, ...]) -> Eagle3DraftModel:
     """The head to train, fp32, as `settings.start` says. Raises BadStart and draft's errors."""
     if settings.start not in (WARM, SCRATCH):
@@ -51,11 +69,7 @@ def existing(head_dir: Path, target: Target, vocab: VocabMap, layers: tuple[int,
     Its vocabulary may differ from `vocab` where its lm_head is the target's: then the new rows are the target's.
     """
     model = draft.load(head_dir, target)
-    if tuple(model.target_layer_ids) != tuple(layers):
-        raise BadStart(
-            f"{head_dir} reads layers {list(model.target_layer_ids)}, the states are of {list(layers)}",
-            f"extract with aux_layers={','.join(map(str, model.target_layer_ids))!r}",
-        )
+    refuse_layers(head_dir, model.target_layer_ids, layers)
     if model.d2t is None or torch.equal(model.d2t, vocab.d2t):
         return model
     if not torch.equal(model.lm_head.weight.bfloat16(), model.verifier_lm_head.weight.bfloat16()):

@@ -7,6 +7,7 @@ counts, the target's logits once for all TTT steps, and no wait for the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +30,19 @@ class BadLoss(LabError):
 def loss_config(name: str, device_type: str = "cpu") -> LossConfig:
     """speculators' loss of this name, or its weighted sum as JSON; fused (Triton) kernels on a GPU.
 
-    Raises BadLoss with the names that there are.
+    Raises BadLoss with the names that there are, or for weights below 0, not finite, or all 0.
     """
     from speculators.losses import resolve_loss_config
 
+    known = 'kl_div, rkl, jsd, ce, tv, nla, lk_hybrid, or {"ce": 0.1, "tv": 0.9}'
     try:
-        return resolve_loss_config(name, "fused" if device_type == "cuda" else "eager")
+        found = resolve_loss_config(name, "fused" if device_type == "cuda" else "eager")
     except ValueError as error:
-        raise BadLoss(
-            f"loss={name!r} is unknown", 'kl_div, rkl, jsd, ce, tv, nla, lk_hybrid, or {"ce": 0.1, "tv": 0.9}'
-        ) from error
+        raise BadLoss(f"loss={name!r} is unknown", f"use {known}") from error
+    weights = [weight for _, weight in found.values()]
+    if not all(0 <= weight < math.inf for weight in weights) or not any(weights):
+        raise BadLoss(f"loss={name!r} has weights that teach nothing or the wrong way", f"use {known}")
+    return found
 
 
 class Unrolled(torch.nn.Module):

@@ -103,6 +103,14 @@ def test_forms(row, messages):
         ({"messages": [USER, {**ANSWER, "tool_calls": [{"id": "c"}]}]}, "broken tool call"),
         ({"messages": [USER], "tools": "{"}, "broken tools"),
         ({"messages": [USER], "tools": ["x"]}, "broken tools"),
+        ({"messages": [USER, {**ANSWER, "content": 5}]}, "not text"),
+        ({"messages": [USER, {**ANSWER, "content": {"text": "x"}}]}, "not text"),
+        ({"messages": [USER, {**ANSWER, "reasoning": True}]}, "not text"),
+        ({"messages": [USER, ANSWER], "system": 7}, "not text"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": 3}]}, "broken tool call"),
+        ({"messages": [USER], "tools": [{"name": "half \ud83d"}]}, "broken characters"),
+        ({"messages": [USER], "category": "half \ud83d"}, "broken characters"),
+        ({"messages": "[" * 100_000}, "no conversation"),
     ],
 )
 def test_faults_have_a_kind(row, kind):
@@ -136,6 +144,22 @@ def test_bad_rows_are_counted_by_kind_and_the_good_ones_kept(tmp_path):
     assert told["rows"].to_dict() == {"no conversation": 2, "duplicate": 1, "no JSON": 1}
     assert told.loc["no conversation", "first"].startswith("row 3")
     assert not told.kept.any()
+
+
+def test_bytes_that_are_no_text_cost_their_row_alone(tmp_path):
+    path = tmp_path / "bytes.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"prompt": "after a BOM"}\n{"prompt": "caf\xe9"}\n' + b"[" * 100_000 + b'\n{"prompt": "b"}'
+    )
+    frame = conversations.read(path)
+    assert [messages[0]["content"] for messages in frame.messages] == ["after a BOM", "b"]
+    assert conversations.report(frame).set_index("kind")["rows"].to_dict() == {"no JSON": 2}
+
+
+def test_a_directory_that_cannot_be_loaded_says_why(tmp_path):
+    (tmp_path / "a.jsonl").write_text("{broken")
+    with pytest.raises(conversations.BadPromptFile, match="JSON parse error"):
+        conversations.read(tmp_path)
 
 
 def test_a_prompt_has_one_id_whatever_its_answer(tmp_path):

@@ -153,6 +153,17 @@ BREAKS = [
     (ALL, "shapes", "lm_head.weight has shape [15, 32] instead of [16, 32]",
      lambda h: change_tensors(h, lambda t: first_rows(t, "lm_head.weight", 15))),
     (ALL, "finite", "fc.weight holds NaN", lambda h: change_tensors(h, spoil("fc.weight"))),
+    (ALL, "finite", "lm_head.weight is zero throughout",
+     with_tensor("lm_head.weight", lambda t: t["lm_head.weight"] * 0)),
+    (ALL, "finite", "fc.weight is int8", with_tensor("fc.weight", lambda t: t["fc.weight"].to(torch.int8))),
+    (ALL, "files", "config.json: it is '[1]'", lambda h: (h / "config.json").write_text("[1]")),
+    (SPEC, "files", "rope_parameters is 'yarn'", layer(rope_parameters="yarn")),
+    (FLAT, "files", "rope_scaling is '[1]'", cfg(rope_scaling=[1])),
+    (OURS, "files", "training.json: it is '[1]'", lambda h: (h / "training.json").write_text("[1]")),
+    (OURS, "files", "training.json cannot be read", lambda h: (h / "training.json").write_text("{")),
+    (OURS, "files", "trained_with is 'x'", lambda h: record(h, trained_with="x")),
+    (SPEC, "proposal", "vLLM refuses the head", cfg(speculators_config="x")),
+    (SPEC, "proposal", "vLLM refuses the head", cfg(speculators_config={"proposal_methods": []})),
     (ALL, "unknown tensors", "model.norm.weight", with_tensor("model.norm.weight", lambda t: t["norm.weight"])),
     (("foreign",), "map", "absolute target ids, not offsets", with_d2t(ids_of)),
     (("foreign",), "map", "0, 1, 2, ...: a default", with_d2t(lambda t: torch.arange(DRAFT))),
@@ -348,3 +359,28 @@ def test_a_flag_that_the_installed_vllm_does_not_read_is_named(good, target, tmp
     assert f"does not read norm_output ({file.split('/')[-1]})" in found[0]
     monkeypatch.setattr(check_config, "installed_vllm", lambda: None)
     assert draft.preflight(good[form], target) == []
+
+
+@pytest.mark.parametrize("place", ["itself", "through a link", "others' files", "a file"])
+def test_a_conversion_never_costs_a_file_of_others(good, tmp_path, place):
+    """The folder is replaced whole: it has to be new, empty, or hold nothing but a head."""
+    head, out = shutil.copytree(good["speculators"], tmp_path / "head"), tmp_path / "out"
+    if place == "itself":
+        out = head
+    elif place == "through a link":
+        out.symlink_to(head)
+    elif place == "a file":
+        out.write_text("mine")
+    else:
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(draft.Occupied):
+        draft.convert(head, out, "llama")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_earlier_conversion_is_written_over(good, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        assert draft.read(draft.convert(good["speculators"], tmp_path / "empty", "llama")).form == "llama"

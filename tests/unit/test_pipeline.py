@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import bench, conversations, extract, pipeline, targets, widgets
+from labkit import bench, conversations, extract, pipeline, targets, train, widgets
+from labkit.runs import dry
 from labkit.settings import BadParameter, Eagle3Pipeline
 
 
@@ -43,11 +44,32 @@ def test_disk_is_four_states_a_token():
         ({"states_backend": "sglang"}, extract.UnknownBackend),
         ({"shard": "0/4"}, extract.BadShard),
         ({"aux_layers": "2,15,30"}, extract.BadLayers),
+        ({"loss": "mse"}, train.BadLoss),
+        ({"loss": '{"ce": -1}'}, train.BadLoss),
+        ({"loss": '{"ce": NaN}'}, train.BadLoss),
+        ({"loss": '{"ce": 0, "tv": 0}'}, train.BadLoss),
+        ({"start": "/nowhere/head"}, train.BadStart),
     ],
 )
 def test_choices_that_do_not_exist_are_refused_before_anything_is_spent(wrong, error):
     with pytest.raises(error):
         pipeline.estimate(Eagle3Pipeline(**wrong), targets.resolve("smollm2"))
+    text, well = dry.report("04", wrong)
+    assert not well
+    assert next(iter(wrong.values())).strip("{}") in text
+
+
+def test_a_conclusion_says_whose_answers_they_were():
+    """Nobody calls a data set's answers the target's greedy ones."""
+    metrics = pd.DataFrame({"tokens": [9], "seconds": [1.0], "acceptance_length": [1.5]})
+    rows = pd.DataFrame({"split": ["train"], "origin": ["target"], "temperature": [0.0]})
+    for told, said in (
+        ({}, "greedy"),
+        ({"temperature": 0.7}, "sampled"),
+        ({"origin": "dataset"}, "data set's own"),
+    ):
+        text = pipeline.conclusion(rows.assign(**told), SimpleNamespace(mean_length=1.4), metrics, 3)
+        assert f"{said} answers" in text
 
 
 def test_smaller_forms_need_less_disk():

@@ -325,7 +325,17 @@ def test_streams_are_what_the_cache_holds():
     assert planner.serving(kimi, planner.machine("b200-x8"), Work()).tensor_parallel_size == 8
 
 
-@pytest.mark.parametrize("wrong", [{"conversations": 0}, {"epochs": 0}, {"item_bytes": 4}, {"answer_tokens": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"conversations": 0},
+        {"epochs": 0},
+        {"item_bytes": 4},
+        {"answer_tokens": -1},
+        {"batch_tokens": 0},
+        {"draft_vocab_size": 0},
+    ],
+)
 def test_amounts_that_are_none_are_refused(wrong):
     with pytest.raises(planner.BadPlan):
         Work(**wrong)

@@ -95,6 +95,39 @@ def test_bad_files_are_refused_by_name(tmp_path, text, told):
         parameter_files.read(tmp_path / "elsewhere", "02")
 
 
+@pytest.mark.parametrize("notebook", ["all", "04"])
+def test_a_folder_without_files_or_with_strange_ones_is_refused(tmp_path, notebook):
+    """Else a slip in a file's name means a run with nothing but defaults."""
+    with pytest.raises(BadParameter, match="no YAML file"):
+        parameter_files.read(tmp_path, notebook)
+    (tmp_path / "04.yml").write_text("epochs: 2")
+    assert parameter_files.read(tmp_path, notebook).popitem()[1] == 2
+    (tmp_path / "4.yaml").write_text("epochs: 3")
+    with pytest.raises(BadParameter, match=r"4\.yaml"):
+        parameter_files.read(tmp_path, notebook)
+
+
+def test_an_interrupted_run_says_what_is_kept(monkeypatch):
+    def interrupted(*words, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "execute", interrupted)
+    found = CliRunner().invoke(cli.app, ["run", "04"])
+    assert found.exit_code == 130
+    assert "the same command goes on" in found.output
+
+
+@pytest.mark.parametrize("words", ["--disk-gb nan", "--disk-gb -1", "--rent-after-days -1", "--batch-tokens 0"])
+def test_plan_refuses_amounts_that_are_none(words):
+    found = CliRunner().invoke(cli.app, ["plan", "--train", *words.split()])
+    assert isinstance(found.exception, planner.BadPlan)
+
+
+def test_dry_run_starts_no_server_that_nothing_asks():
+    options = {"answers": "dataset", "prompts": "x/y", "states_backend": "transformers"}
+    assert "  server " not in dry.report("04", options)[0]
+
+
 # --- dry runs
 
 

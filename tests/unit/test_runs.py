@@ -11,8 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit import cli, runs
 from labkit.runs import headline, provenance
-from labkit.runs.execute import StageBusy, alone, parameters_for
-from labkit.settings import BadParameter, ExpertActivation, NgramBaseline
+from labkit.runs.execute import StageBusy, alone, digest, parameters_for
+from labkit.settings import BadParameter, Eagle3Pipeline, ExpertActivation, NgramBaseline
 
 PARAMETERS = 'target = "mini-kimi"\nscale = "demo"\nrun_id = ""\nseed = 0\nnum_tokens = 0\nmax_window = 16'
 WORK = """
@@ -265,3 +265,16 @@ def test_paths_given_from_another_folder_are_found(tmp_path, monkeypatch):
     assert given["prompts"] == given["02.prompts"] == str(tmp_path / "mine.jsonl")
     assert given["target"] == "smollm2"
     assert given["head"] == "no/such"
+
+
+@pytest.mark.parametrize("name", ["prompts", "start"])
+def test_a_stage_is_outdated_when_a_file_that_it_was_given_changes(tmp_path, name):
+    """The same words on the command line are not the same data."""
+    file = tmp_path / "own" / "rows.jsonl"
+    file.parent.mkdir()
+    file.write_text("one")
+    chosen = Eagle3Pipeline(**{name: str(file if name == "prompts" else file.parent)})
+    before = digest(chosen)
+    assert digest(chosen) == before
+    file.write_text("one and two")
+    assert digest(chosen) != before

@@ -98,7 +98,18 @@ def test_a_training_file_moves_with_its_folder(made, tmp_path):
     assert job.read_job(tmp_path / "there" / path.name)["out_dir"] == "."
 
 
-@pytest.mark.parametrize(("text", "match"), [("[1", "no training file"), ("{}", "lacks settings, dataset_dir")])
+WHOLE = '{"settings": {}, "dataset_dir": ".", "hidden_dir": 5, "vocab_dir": ".", "out_dir": "."}'
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[1", "no training file"),
+        ("{}", "lacks settings, dataset_dir"),
+        (WHOLE, "hidden_dir is '5'"),
+        (WHOLE.replace("{}", '"x"').replace("5", '"."'), "settings is 'x'"),
+    ],
+)
 def test_a_broken_training_file_is_refused(tmp_path, text, match):
     (tmp_path / "training.json").write_text(text)
     with pytest.raises(train.BadJob, match=match):
