@@ -159,6 +159,9 @@ def extract(
     backend: Annotated[str, typer.Option(help="vllm, or transformers for what vLLM cannot serve")] = "vllm",
     concurrency: Annotated[int, typer.Option(help="rows under way")] = 16,
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="name=value of the server")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace states of another target or other layers")
+    ] = False,
 ) -> None:
     """Write the target's hidden states of a data set, or one worker's shard of them, and check them."""
     from labkit import extract as states
@@ -169,7 +172,7 @@ def extract(
     options |= experiment.options(parse_parameters(option))
     source = server or pipeline.extract_server(targets.resolve(target), out, layers, **options)
     work = {"layers": layers, "shard": shard, "form": form, "backend": backend, "concurrency": concurrency}
-    states.run(dataset, source, out, target=targets.resolve(target), **work)
+    states.run(dataset, source, out, target=targets.resolve(target), replace=force, **work)
     problems = states.verify(out, dataset_dir=dataset, shard=shard)
     typer.echo(f"{len(problems)} problems; the next token agrees in {problems.attrs['agreement']:.1%}")
     if len(problems):

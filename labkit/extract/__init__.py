@@ -7,7 +7,15 @@ from labkit.extract.flags import UnfitServer, refuse_flags
 from labkit.extract.forms import FORMS, UnknownForm, load_states, save_states
 from labkit.extract.heads import FinalHead, NoFinalHead, final_head
 from labkit.extract.layers import BadLayers, default_layers, layers_of
-from labkit.extract.record import BadShard, ShardBusy, bytes_needed, rows_of, rows_of_shard, states_path
+from labkit.extract.record import (
+    BadShard,
+    OtherStates,
+    ShardBusy,
+    bytes_needed,
+    rows_of,
+    rows_of_shard,
+    states_path,
+)
 from labkit.extract.reference import NoReference, Reference
 from labkit.extract.served import NoStates
 from labkit.extract.states import BACKENDS, BrokenStates, UnknownBackend, check_choices, run
@@ -22,6 +30,7 @@ __all__ = [
     "NoFinalHead",
     "NoReference",
     "NoStates",
+    "OtherStates",
     "Reference",
     "ShardBusy",
     "UnfitServer",

@@ -56,16 +56,27 @@ def record_of(dataset_dir: Path, out_dir: Path, target: targets.Target, layers: 
     }
 
 
-def keep_or_clear(out_dir: Path, record: dict[str, Any]) -> None:
+class OtherStates(LabError):
+    """The folder holds states of another target or of other layers, and nobody said that they may go."""
+
+
+def keep_or_clear(out_dir: Path, record: dict[str, Any], replace: bool = True) -> None:
     """Drop files of another target or of other layers: they look the same and would train a useless head.
 
+    Raises OtherStates instead where `replace` is off.
     Safe beside other workers on the same folder: the first one clears it, the others find it theirs.
     """
     path = out_dir / RECORD
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(out_dir.with_name(f".{out_dir.name}.lock"), timeout=LOCK_LIMIT_S):
         before = files.read_json(path) if path.exists() else None
-        if before and any(before.get(name) != record[name] for name in DECIDES):
+        other = [name for name in DECIDES if before and before.get(name) != record[name]]
+        if other and not replace:
+            told = ", ".join(f"{name} {before.get(name)} instead of {record[name]}" for name in other)
+            raise OtherStates(
+                f"{out_dir} holds states with {told}", "give another folder, or --force to replace them"
+            )
+        if other:
             shutil.rmtree(out_dir)
         if before != record:
             files.write_json(path, record)

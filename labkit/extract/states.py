@@ -85,6 +85,7 @@ def run(
     shard: str = "",
     split: str = "",
     backend: str = "vllm",
+    replace: bool = True,
 ) -> Path:
     """Write hidden states of the data set's rows; files that are there and valid are kept.
 
@@ -93,14 +94,16 @@ def run(
     server of variant `extract` with the same layers; backend "transformers" needs none. `shard` "2/4" does every
     fourth row from the second, into a folder of its own or one that the shards share; `split` only that split's
     rows (a training on the fly wants files of the held-out ones alone). At most `concurrency` rows
-    are under way, fewer when the disk fills. Raises ServerLost or EngineDied, BrokenStates, NoStates, DiskFull
-    (before the start when it cannot fit), ShardBusy, BadShard, BadLayers, UnknownForm; finished files stay.
+    are under way, fewer when the disk fills. States of another target or of other layers in `out_dir` are
+    replaced, or refused with OtherStates where `replace` is off. Raises ServerLost or EngineDied, BrokenStates,
+    NoStates, DiskFull (before the start when it cannot fit), ShardBusy, BadShard, BadLayers, UnknownForm; finished
+    files stay.
     """
     check_choices(form, backend, shard)
     ids = layers_of(layers, target.geometry.num_hidden_layers)
     wanted = record.record_of(dataset_dir, out_dir, target, ids)
     dataset = conversations.load(dataset_dir)
-    record.keep_or_clear(out_dir, wanted)
+    record.keep_or_clear(out_dir, wanted, replace)
     with record.alone(out_dir, shard):
         mine = record.rows_of(dataset, shard, split)
         order = order_of(dataset, mine, wanted, out_dir, form, shard, target)

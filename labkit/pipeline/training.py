@@ -104,12 +104,17 @@ def elsewhere(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, proce
 
 
 def elsewhere_told(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, processes: int = 8) -> str:
-    """`elsewhere` as Markdown; the data are written in speculators' form, too."""
+    """`elsewhere` as Markdown; the data are written in speculators' form, too.
+
+    speculators is left out where it could not read the states: none were stored, or in the lab's lossless form.
+    """
     inside = f"{root()}/"  # run from the lab's folder
-    commands = {
+    told = {
         name: text.replace(inside, "") for name, text in elsewhere(settings, target, mapping, processes).items()
     }
-    return "\n\n".join(f"{name}, {processes} GPUs:\n\n```\n{command}\n```" for name, command in commands.items())
+    if settings.states_from == "on-the-fly" or settings.hidden_states == "zstd":
+        told.pop("speculators")
+    return "\n\n".join(f"{name}, {processes} GPUs:\n\n```\n{text}\n```" for name, text in told.items())
 
 
 def counts(dataset: pd.DataFrame, target: Target, split: str) -> np.ndarray:

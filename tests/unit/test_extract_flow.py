@@ -270,6 +270,11 @@ def test_the_command_extracts_a_shard(tmp_path):
     assert "0 problems" in result.output
     found = extract.load_states(tmp_path / "hs" / "hs_3.safetensors")
     assert found["token_ids"].tolist() == rows.input_ids[3]
+    words[words.index("1,2,3")] = "1,2,4"  # states of other layers are kept until somebody says that they may go
+    with pytest.raises(extract.OtherStates, match=r"(?s)layers \[1, 2, 3, .*--force"):
+        CliRunner().invoke(cli.app, words, catch_exceptions=False)
+    assert len(list((tmp_path / "hs").glob("hs_*"))) == 2
+    assert CliRunner().invoke(cli.app, [*words, "--force"], catch_exceptions=False).exit_code == 0
 
 
 def test_disk_that_is_needed_is_counted_while_under_way(tmp_path):

@@ -59,19 +59,6 @@ def test_choices_that_do_not_exist_are_refused_before_anything_is_spent(wrong, e
     assert next(iter(wrong.values())).strip("{}") in text
 
 
-def test_a_conclusion_says_whose_answers_they_were():
-    """Nobody calls a data set's answers the target's greedy ones."""
-    metrics = pd.DataFrame({"tokens": [9], "seconds": [1.0], "acceptance_length": [1.5]})
-    rows = pd.DataFrame({"split": ["train"], "origin": ["target"], "temperature": [0.0]})
-    for told, said in (
-        ({}, "greedy"),
-        ({"temperature": 0.7}, "sampled"),
-        ({"origin": "dataset"}, "data set's own"),
-    ):
-        text = pipeline.conclusion(rows.assign(**told), SimpleNamespace(mean_length=1.4), metrics, 3)
-        assert f"{said} answers" in text
-
-
 def test_smaller_forms_need_less_disk():
     plain, small = (
         pipeline.estimate(Eagle3Pipeline(hidden_states=form), targets.resolve("smollm2")).disk_bytes
