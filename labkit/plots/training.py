@@ -17,7 +17,7 @@ def plot_loss(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     for step in df.groupby("epoch").step.max():
         ax.axvline(step, color=GREY, linewidth=0.5, linestyle=":")
     ax.set(title="Training loss (dotted: end of an epoch)", xlabel="optimiser step")
-    ax.set_ylabel("KL over all TTT steps (nats)")
+    ax.set_ylabel("loss, summed over TTT steps (nats)")
     ax.set_ylim(bottom=0)
     return ax
 
