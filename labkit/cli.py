@@ -170,9 +170,10 @@ def extract(
 
     options = {"log_dir": out.with_name(f"{out.name}-logs-{shard.replace('/', '-of-')}")} if shard else {}
     options |= experiment.options(parse_parameters(option))
-    source = server or pipeline.extract_server(targets.resolve(target), out, layers, **options)
+    model = targets.resolve(target)
+    source = server or pipeline.extract_server(model, out, layers, **options)
     work = {"layers": layers, "shard": shard, "form": form, "backend": backend, "concurrency": concurrency}
-    states.run(dataset, source, out, target=targets.resolve(target), replace=force, **work)
+    states.run(dataset, source, out, target=model, replace=force, **work)
     problems = states.verify(out, dataset_dir=dataset, shard=shard)
     typer.echo(f"{len(problems)} problems; the next token agrees in {problems.attrs['agreement']:.1%}")
     if len(problems):

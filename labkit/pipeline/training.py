@@ -91,30 +91,29 @@ def head(
 
 
 def elsewhere(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, processes: int = 1) -> dict[str, str]:
-    """The commands that train the same head on a machine with GPUs: the lab's loop and speculators' trainer."""
+    """The commands that train the same head on a machine with GPUs: the lab's loop and speculators' trainer.
+
+    The latter only where it can read the states: not where none are stored, or in the lab's lossless form.
+    """
     folder = settings.folder
+    commands = {"labkit": train.launch_command(folder / "training.json", processes)}
+    if settings.states_from == "on-the-fly" or settings.hidden_states == "zstd":
+        return commands
     places = {"dataset_dir": folder / "data", "hidden_dir": folder / "hidden_states", "out_dir": folder}
     ids = layers(settings, target)
-    return {
-        "labkit": train.launch_command(folder / "training.json", processes),
+    return commands | {
         "speculators": train.speculators_command(
             settings, target=target, vocab=mapping, layers=ids, processes=processes, **places
-        ),
+        )
     }
 
 
 def elsewhere_told(settings: Eagle3Pipeline, target: Target, mapping: VocabMap, processes: int = 8) -> str:
-    """`elsewhere` as Markdown; the data are written in speculators' form, too.
-
-    speculators is left out where it could not read the states: none were stored, or in the lab's lossless form.
-    """
+    """`elsewhere` as Markdown."""
     inside = f"{root()}/"  # run from the lab's folder
-    told = {
-        name: text.replace(inside, "") for name, text in elsewhere(settings, target, mapping, processes).items()
-    }
-    if settings.states_from == "on-the-fly" or settings.hidden_states == "zstd":
-        told.pop("speculators")
-    return "\n\n".join(f"{name}, {processes} GPUs:\n\n```\n{text}\n```" for name, text in told.items())
+    commands = elsewhere(settings, target, mapping, processes).items()
+    told = [(name, text.replace(inside, "")) for name, text in commands]
+    return "\n\n".join(f"{name}, {processes} GPUs:\n\n```\n{text}\n```" for name, text in told)
 
 
 def counts(dataset: pd.DataFrame, target: Target, split: str) -> np.ndarray:
