@@ -29,10 +29,12 @@ class Predictor:
 
     def __init__(self, times: pd.DataFrame, geometry: Geometry | None, head: Path, seed: int = 0) -> None:
         """`times`: bench.step_times; without them, or without the target's geometry, nothing is predicted."""
-        self.seed, self.steps = seed, None
-        if len(times) and geometry is not None:
-            plain = float(times[(times["n"] == 1) & (times["streams"] == 1)]["step_ms"].iloc[0])
-            self.steps: MeasuredSteps | None = calibrate(times, draft_ms=draft_range(plain, geometry, head))
+        self.seed = seed
+        self.steps: MeasuredSteps | None = None
+        known = times.dropna(subset=["step_ms"])
+        plain = known[(known["n"] == 1) & (known["streams"] == 1)]["step_ms"]
+        if len(plain) and geometry is not None:
+            self.steps = calibrate(known, draft_ms=draft_range(float(plain.iloc[0]), geometry, head))
 
     def of(self, rows: pd.DataFrame, accepted: Acceptance | None, k: int, streams: int) -> dict[str, float]:
         """predicted speedup (with _low, _high), step_ms_predicted, and what one took (step_ms_measured).
