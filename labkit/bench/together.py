@@ -41,6 +41,7 @@ class Side:
     kept: list[Row] = field(default_factory=list)
     counts: list[Acceptance] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
+    done: frozenset[tuple[int, str]] = frozenset()  # repeat, prompt_id: measured before an interruption
 
     def remember(self, prompts: Sequence[Prompt], repeats: int) -> None:
         """Take what the journal holds of exactly these requests."""
@@ -48,11 +49,11 @@ class Side:
         wanted = {(self.plan.concurrency, repeat, prompt.id) for prompt in prompts for repeat in range(repeats)}
         known = [row for row in self.journal.rows() if not row.get("error") and key(row) in wanted]
         self.kept = [row for row in known if row.get("request") == self.digests[row["prompt_id"]]]
+        self.done = frozenset(key(row)[1:] for row in self.kept)
 
     def left_of(self, block: Sequence[Job]) -> list[Job]:
         """The jobs of a block that are still to be sent."""
-        done = {key(row)[1:] for row in self.kept}
-        return [(prompt, repeat) for prompt, repeat in block if (repeat, prompt.id) not in done]
+        return [(prompt, repeat) for prompt, repeat in block if (repeat, prompt.id) not in self.done]
 
     def take(self, row: Row) -> None:
         """Keep a row, on disk first."""
@@ -97,8 +98,8 @@ def run_together(
     total = sum(len(side.left_of(work.jobs(concurrency, seed))) for side in sides)
     running = in_background(lambda emit: run_all(sides, work, emit))
     with contextlib.closing(running), small_collections():
-        for _row in progress(running, f"requests {', '.join(servers)}", total):
-            pass  # the side has it already
+        for side, row in progress(running, f"requests {', '.join(servers)}", total):
+            side.take(row)  # here and not in the thread of the streams, which a slow disk would hold up
     ended[:] = [time.monotonic()]
     return {side.name: side for side in sides}
 
@@ -126,13 +127,9 @@ async def run_all(sides: list[Side], work: Workload, emit: Callable[[Any], None]
 async def measured(side: Side, session: Session, jobs: list[Job], emit: Callable[[Any], None]) -> None:
     """Send one side's jobs of a block; where requests overlap, count the block's acceptance as a whole."""
 
-    def take(row: Row) -> None:
-        side.take(row)
-        emit(row)
-
     overlap = session.plan.concurrency > 1
     before = await session.counters() if overlap else None
-    await client.send(session, jobs, take)
+    await client.send(session, jobs, lambda row: emit((side, row)))
     after = await session.counters() if overlap else None
     if before is not None and after is not None and after.speculates:
         with contextlib.suppress(LabError):  # restarted in between: nothing is known then

@@ -35,7 +35,8 @@ def plot_speedup_by_k(points: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
     ax.set_xticks(sorted(points["k"].unique()))
     ax.set(title="Speedup by drafted tokens", xlabel="drafted tokens a step (k)", ylabel="speedup (×)")
-    ax.legend(fontsize="small")
+    if len(points):
+        ax.legend(fontsize="small")
     return ax
 
 
@@ -73,7 +74,8 @@ def plot_by_streams(
     ax.set_xscale("log", base=2)
     ax.set_xticks(sorted(points["streams"].unique()), sorted(points["streams"].unique()))
     ax.set(title="Speedup by requests in flight", xlabel="streams (requests in flight)", ylabel="speedup (×)")
-    ax.legend(fontsize="small")
+    if len(points):
+        ax.legend(fontsize="small")
     return ax
 
 
