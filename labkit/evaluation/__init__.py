@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from labkit.evaluation.candidates import Candidate, candidates
 from labkit.evaluation.earlier import HELD_OUT, Pipeline, require_fit
 from labkit.evaluation.judging import sentence as agreement_sentence
-from labkit.evaluation.points import by_category, points, positions
+from labkit.evaluation.measuring import Measured, sweep
 from labkit.evaluation.predicting import Predictor
 from labkit.evaluation.sets import acceptances, speedups
-from labkit.evaluation.standing import Standing, standing
-from labkit.evaluation.sweep import Measured, sweep
+from labkit.evaluation.tables import by_category, points, positions
 from labkit.evaluation.verdicts import (
     by_k,
     by_streams,
@@ -24,17 +22,14 @@ from labkit.evaluation.verdicts import (
 
 __all__ = [
     "HELD_OUT",
-    "Candidate",
     "Measured",
     "Pipeline",
     "Predictor",
-    "Standing",
     "acceptances",
     "agreement_sentence",
     "by_category",
     "by_k",
     "by_streams",
-    "candidates",
     "conclusion",
     "crossover",
     "crossover_sentence",
@@ -44,7 +39,6 @@ __all__ = [
     "positions",
     "require_fit",
     "speedups",
-    "standing",
     "sweep",
     "sweep_headline",
     "verdict",

@@ -11,8 +11,8 @@ from labkit.acceptance import Acceptance
 from labkit.costmodel import stops_paying
 from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM
 from labkit.evaluation.earlier import HELD_OUT
-from labkit.evaluation.points import word
-from labkit.evaluation.sweep import Measured
+from labkit.evaluation.measuring import Measured
+from labkit.evaluation.tables import word
 from labkit.settings import Evaluation
 
 ENDS = ("", "_low", "_high")

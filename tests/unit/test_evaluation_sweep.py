@@ -15,12 +15,12 @@ from labkit.acceptance import from_positions
 from labkit.bench.rows import frame
 from labkit.evaluation import candidates as lineup
 from labkit.evaluation import standing as room
+from labkit.evaluation.measuring import Measured
 from labkit.evaluation.predicting import Predictor
-from labkit.evaluation.sweep import Measured
 from labkit.settings import BadParameter, Evaluation
 
 IDS = [delta(ids=[i], content=f"w{i} ") for i in range(1, 4)]
-ANSWER = Reply([ROLE, *IDS, delta("stop", ids=[4], content="."), usage(4)])
+ANSWER = Reply([ROLE | {"prompt_token_ids": [5, 6]}, *IDS, delta("stop", ids=[4], content="."), usage(4)])
 UNTIMED = Predictor(pd.DataFrame(columns=bench.steptimes.COLUMNS), None, Path("head"))
 PROMPTS = pd.DataFrame(
     {"prompt_id": [f"p{i}" for i in range(4)], "category": "c", "messages": [f"question {i}" for i in range(4)]}

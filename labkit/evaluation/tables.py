@@ -13,9 +13,9 @@ from labkit import acceptance, bench
 from labkit.acceptance import Acceptance
 from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR
 from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM
+from labkit.evaluation.measuring import Measured
 from labkit.evaluation.predicting import Predictor
 from labkit.evaluation.rig import MARKS
-from labkit.evaluation.sweep import Measured
 
 ENDS = ("", "_low", "_high")
 
