@@ -321,3 +321,14 @@ def test_the_eagle3_variant_serves_the_shipped_head(tmp_path, monkeypatch):
     with pytest.raises(draft.NoHead):
         head_of(SimpleNamespace(name="other"), "eagle3", {})
     assert settings.root() == tmp_path
+
+
+def test_a_stage_is_outdated_when_its_shipped_head_changes(tmp_path, monkeypatch):
+    from labkit.runs.execute import brought
+
+    monkeypatch.setenv("LABKIT_ROOT", str(tmp_path))
+    files.write_json(tmp_path / "data" / "heads" / "tiny-eagle3" / "config.json", {})
+    before = brought(Evaluation(head="tiny-eagle3"))
+    files.write_json(tmp_path / "data" / "heads" / "tiny-eagle3" / "config.json", {"changed": 1})
+    assert brought(Evaluation(head="tiny-eagle3")) != before
+    assert brought(Evaluation(head="owner/tiny-eagle3")) == []
