@@ -33,7 +33,7 @@ def plot_speedup_by_k(points: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     intervals(ax, points, "speedup", COLOURS[0], "o", "measured, 95% interval", -0.05)
     intervals(ax, points, "predicted", COLOURS[1], "s", "predicted by the cost model", 0.05)
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
-    ax.set_xticks(sorted(points["k"].unique()))
+    of_k(ax, points)
     ax.set(title="Speedup by drafted tokens", xlabel="drafted tokens a step (k)", ylabel="speedup (×)")
     if len(points):
         ax.legend(fontsize="small")
@@ -48,7 +48,7 @@ def plot_length_by_k(points: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.plot(ks, points["acceptance_length"], "o-", color=COLOURS[2], label="measured")
     for k, length in zip(ks, points["acceptance_length"], strict=True):
         ax.annotate(f"{length:.2f}", (k, length), (0, -14), textcoords="offset points", ha="center")
-    ax.set_xticks(ks)
+    of_k(ax, points)
     ax.set_ylim(1, None)
     ax.set(title="Acceptance length by drafted tokens", xlabel="drafted tokens a step (k)")
     ax.set_ylabel("tokens a drafting step, bonus included")
@@ -65,7 +65,8 @@ def plot_by_streams(
     """
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
     intervals(ax, points, "speedup", COLOURS[0], "o", "measured, 95% interval", 0.0, x="streams", lines="-")
-    intervals(ax, points, "predicted", COLOURS[1], "s", "predicted by the cost model", 0.0, x="streams")
+    aside = points.assign(streams=points["streams"] * 1.05)  # an interval over another would hide it
+    intervals(ax, aside, "predicted", COLOURS[1], "s", "predicted by the cost model", 0.0, x="streams")
     if ngram is not None and ngram["speedup"].notna().any():
         intervals(ax, ngram, "speedup", COLOURS[3], "^", "n-gram, measured", 0.0, x="streams")
     if stops_at < float("inf"):
@@ -97,6 +98,14 @@ def plot_by_category(categories: pd.DataFrame, *, ax: Axes | None = None) -> Axe
     if variants:
         ax.legend(fontsize="small")
     return ax
+
+
+def of_k(ax: Axes, points: pd.DataFrame) -> None:
+    """Ticks at the k of the points, with room beside a single one."""
+    ks = sorted(points["k"].unique())
+    ax.set_xticks(ks)
+    if ks:
+        ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
 
 
 def intervals(
