@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from labkit.evaluation import judging
 from labkit.evaluation.candidates import BASELINE, NGRAM, candidates, label_of
 from labkit.evaluation.earlier import HELD_OUT
 from labkit.evaluation.rig import Rig
-from labkit.evaluation.standing import standing
+from labkit.evaluation.standing import ALL, PAIR, standing
 from labkit.settings import Evaluation
 
 LONGEST = 6  # notebook 02 times steps of up to this many tokens: the same file then serves both
@@ -52,16 +53,19 @@ def sweep(
     best k every number of streams, and sampling at `sweep_temperature`.
 
     What is on disk under the same settings (also in the folders `also` of other stages) is not measured again.
-    Servers stand side by side where the memory reaches (`side_by_side`), else one after the other.
+    Servers stand side by side where the memory reaches (`side_by_side`): all, or the baseline beside the head;
+    else they are measured one after the other.
     """
     found = candidates(settings, head, also)
     rig = Rig(settings, found, also)
     target = None if settings.server else rig.target
     how = standing(settings, target, sum(each.measurable for each in found.values()), also)
-    rig.gpu_share = how.gpu_share if how.together else 0.0
-    compared, times = (at_once if how.together else in_turn)(rig, benchmark, held)
-    told = "side by side, prompt by prompt in turn" if how.together else "one after the other"
-    return Measured(rig.rows(), rig.counts, times, compared, rig.best_k(), f"{told} ({how.why})")
+    rig.gpu_share = how.gpu_share
+    if how.servers == ALL:
+        compared, times = at_once(rig, benchmark, held)
+    else:
+        compared, times = in_turn(rig, benchmark, held, pair=how.servers == PAIR)
+    return Measured(rig.rows(), rig.counts, times, compared, rig.best_k(), how.sentence)
 
 
 def at_once(rig: Rig, benchmark: pd.DataFrame, held: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -74,23 +78,32 @@ def at_once(rig: Rig, benchmark: pd.DataFrame, held: pd.DataFrame) -> tuple[pd.D
         return of_baseline(rig)
 
 
-def in_turn(rig: Rig, benchmark: pd.DataFrame, held: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """One server at a time; the settings' own k last of the head's, so that it still stands if it is the best."""
-    main = rig.settings.num_speculative_tokens
-    for k in [*(k for k in rig.settings.ks if k != main), main]:
+def in_turn(
+    rig: Rig, benchmark: pd.DataFrame, held: pd.DataFrame, *, pair: bool
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """One server at a time, or with `pair` the baseline beside the head, measured by turns with it.
+
+    The settings' own k comes last of the head's, so that its server still stands if it is the best.
+    """
+    main, beside = rig.settings.num_speculative_tokens, [BASELINE] if pair else []
+    for k in (k for k in rig.settings.ks if k != main):
         with rig.serving([label_of(k)]):
             rig.measure([label_of(k)], benchmark)
-            if k == main:
-                rig.measure([label_of(k)], held)
-            if k == main == rig.best_k():
-                extra_points(rig, [label_of(k)], benchmark)
-    if rig.best_k() != main:
-        with rig.serving([label_of(rig.best_k())]):
-            extra_points(rig, [label_of(rig.best_k())], benchmark)
-    with rig.serving([BASELINE]):
-        rig.measure([BASELINE], benchmark)
-        rig.measure([BASELINE], held)
-        extra_points(rig, [BASELINE], benchmark)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(rig.serving(beside))
+        with rig.serving([label_of(main)]):
+            rig.measure([*beside, label_of(main)], benchmark)
+            rig.measure([*beside, label_of(main)], held)
+            if rig.best_k() == main:
+                extra_points(rig, [*beside, label_of(main)], benchmark)
+        if rig.best_k() != main:
+            with rig.serving([label_of(rig.best_k())]):
+                extra_points(rig, [*beside, label_of(rig.best_k())], benchmark)
+        if not pair:
+            stack.enter_context(rig.serving([BASELINE]))
+            rig.measure([BASELINE], benchmark)
+            rig.measure([BASELINE], held)
+            extra_points(rig, [BASELINE], benchmark)
         compared, times = of_baseline(rig)
     with rig.serving([NGRAM]):
         rig.measure([NGRAM], benchmark)

@@ -41,6 +41,7 @@ class Rig:
     @contextlib.contextmanager
     def serving(self, labels: Iterable[str]) -> Iterator[None]:
         """These servers stand while the block runs, each from when something has to be measured on it."""
+        labels = list(labels)
         with contextlib.ExitStack() as stack:
             for label in labels:
                 each = self.candidates[label]
@@ -51,7 +52,8 @@ class Rig:
             try:
                 yield
             finally:
-                self.servers = {}
+                for label in labels:
+                    del self.servers[label]
 
     def options_of(self, each: Candidate) -> dict[str, Any]:
         """engine.serve's options for a candidate."""

@@ -12,38 +12,55 @@ from labkit import targets
 from labkit.engine import holders, launch
 from labkit.settings import Evaluation
 
-CPU_SERVER_GB = 2.5  # a vLLM server's own memory on the CPU besides weights (LOG.md)
+CPU_SERVER_GB = 4.0  # a vLLM server's own memory on the CPU besides weights, its cache of 2 GiB included (LOG.md)
 CPU_SPARE_GB = 2.0  # left to everything else
 GPU_SERVER_GB = 6.0  # CUDA context, graphs, activations and a small cache
 GPU_SHARE = 0.85  # of what is free, dealt out to all servers: graphs and contexts lie beside their shares
+ALL, PAIR, NONE = "all", "pair", "none"
+SAID = {
+    ALL: "all side by side, measured by turns, prompt by prompt",
+    PAIR: "the baseline beside the head, measured by turns, prompt by prompt; others one after the other",
+    NONE: "one after the other",
+}
 
 
 @dataclass(frozen=True)
 class Standing:
-    """`together`: all servers at once, by turns. `gpu_share`: each one's share of a GPU's memory, 0 on the CPU."""
+    """`servers` that stand side by side: all, a pair (baseline and head) or none; why.
 
-    together: bool
+    `gpu_share`: each one's share of a GPU's memory; 0 on the CPU, and where each has the GPU to itself.
+    """
+
+    servers: str
     gpu_share: float
     why: str
 
+    @property
+    def sentence(self) -> str:
+        """How the servers were measured, and why so."""
+        return f"{SAID[self.servers]} ({self.why})"
+
 
 def standing(settings: Evaluation, target: targets.Target | None, count: int, also: Sequence[Path]) -> Standing:
-    """Whether `count` servers are to stand side by side: as `side_by_side` says; "auto" looks at the memory.
+    """Which of `count` servers are to stand side by side: as `side_by_side` says; "auto" looks at the memory.
 
-    "auto" also says no at smoke scale, and where notebook 02 measured some of them in this run: its rows are used.
+    "yes" means all, whatever the memory; without `target` (servers are attached) they stand anyway. "auto" also
+    says no at smoke scale, and where notebook 02 measured some of them in this run: its rows are used.
     """
-    if target is None:
-        return Standing(settings.side_by_side != "no", 0.0, "the servers are attached")
+    if settings.side_by_side == "no" or target is None:
+        given = NONE if settings.side_by_side == "no" else ALL
+        return Standing(given, 0.0, "as side_by_side says" if given == NONE else "the servers are attached")
+    if settings.side_by_side == "auto" and settings.scale == "smoke":
+        return Standing(NONE, 0.0, "smoke scale starts as few servers as it can")
+    if settings.side_by_side == "auto" and any((path / "run.json").exists() for path in also):
+        return Standing(NONE, 0.0, "notebook 02's rows of this run are used")
     gpu = not launch.on_cpu()
-    share, need, free = on_gpu(target, count) if gpu else on_cpu(target, count)
-    told = f"{count} servers need about {need:.1f} GB, {free:.1f} GB are free"
-    if settings.side_by_side != "auto":
-        return Standing(settings.side_by_side == "yes", share, f"side_by_side={settings.side_by_side}; {told}")
-    if settings.scale == "smoke":
-        return Standing(False, 0.0, "smoke scale starts as few servers as it can")
-    if any((path / "run.json").exists() for path in also):
-        return Standing(False, 0.0, "notebook 02's rows of this run are used")
-    return Standing(need <= free, share, told)
+    each, free, total = on_gpu(target) if gpu else on_cpu(target)
+    fits = int(free // each)
+    servers = ALL if settings.side_by_side == "yes" or fits >= count else PAIR if fits >= 2 else NONE
+    number = {ALL: count, PAIR: 2, NONE: 1}[servers]
+    share = free / total / number if gpu and total and number > 1 else 0.0
+    return Standing(servers, share, f"a server needs about {each:.1f} GB, {free:.1f} GB are free, {count} servers")
 
 
 def weights_gb(target: targets.Target) -> float:
@@ -51,19 +68,15 @@ def weights_gb(target: targets.Target) -> float:
     return sum(path.stat().st_size for path in target.path.glob("*.safetensors")) / 1e9
 
 
-def on_cpu(target: targets.Target, count: int) -> tuple[float, float, float]:
-    """(no share, GB needed, GB free) on the CPU."""
-    free = psutil.virtual_memory().available / 1e9 - CPU_SPARE_GB
-    return 0.0, count * (weights_gb(target) + CPU_SERVER_GB), free
+def on_cpu(target: targets.Target) -> tuple[float, float, float]:
+    """(GB a server needs, GB free, GB in all) on the CPU."""
+    memory = psutil.virtual_memory()
+    return weights_gb(target) + CPU_SERVER_GB, memory.available / 1e9 - CPU_SPARE_GB, memory.total / 1e9
 
 
-def on_gpu(target: targets.Target, count: int) -> tuple[float, float, float]:
-    """(share of a GPU for each server, GB needed, GB free) on the GPU that has least free memory."""
+def on_gpu(target: targets.Target) -> tuple[float, float, float]:
+    """(GB a server needs, GB free to be dealt out, GB in all) on the GPU that has least free memory."""
     rows = holders.ask("--query-gpu=memory.free,memory.total")
-    known = [[int(cell) for cell in row] for row in rows if all(cell.isdigit() for cell in row)]
-    if not known:
-        return 0.0, weights_gb(target), 0.0
-    free, total = min(known)
-    share = GPU_SHARE * free / total / count
-    need = count * (1.15 * weights_gb(target) + GPU_SERVER_GB)
-    return share, need, GPU_SHARE * free * 2**20 / 1e9
+    known = [[int(cell) * 2**20 / 1e9 for cell in row] for row in rows if all(cell.isdigit() for cell in row)]
+    free, total = min(known) if known else (0.0, 0.0)
+    return 1.15 * weights_gb(target) + GPU_SERVER_GB, GPU_SHARE * free, total

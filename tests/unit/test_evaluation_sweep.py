@@ -240,34 +240,41 @@ def test_candidates_follow_notebook_02_and_what_is_attached(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "scale", "free_gb", "together"),
+    ("asked", "scale", "free_gb", "servers"),
     [
-        ("auto", "full", 30, True),
-        ("auto", "full", 10, False),
-        ("auto", "smoke", 30, False),
-        ("yes", "smoke", 1, True),
+        ("auto", "full", 30, "all"),
+        ("auto", "full", 27, "pair"),
+        ("auto", "full", 7, "none"),
+        ("auto", "smoke", 30, "none"),
+        ("yes", "smoke", 1, "all"),
+        ("no", "full", 99, "none"),
     ],
 )
-def test_servers_stand_side_by_side_where_memory_lets(monkeypatch, tmp_path, asked, scale, free_gb, together):
+def test_servers_stand_side_by_side_where_memory_lets(monkeypatch, tmp_path, asked, scale, free_gb, servers):
+    """Seven servers of 4 GB each: 28 GB hold all, 8 a pair."""
     monkeypatch.setattr(room.launch, "on_cpu", lambda: True)
-    monkeypatch.setattr(
-        room.psutil, "virtual_memory", lambda: SimpleNamespace(available=(free_gb + room.CPU_SPARE_GB) * 1e9)
-    )
+    memory = SimpleNamespace(available=(free_gb + room.CPU_SPARE_GB) * 1e9, total=99e9)
+    monkeypatch.setattr(room.psutil, "virtual_memory", lambda: memory)
     target = SimpleNamespace(path=tmp_path)
     (tmp_path / "w.safetensors").write_bytes(bytes(10))
     found = room.standing(Evaluation(scale=scale, side_by_side=asked), target, 7, [])
-    assert (found.together, found.gpu_share) == (together, 0.0)
+    assert (found.servers, found.gpu_share) == (servers, 0.0)
     files.write_json(tmp_path / "run.json", {})
     if asked == "auto":
-        assert not room.standing(Evaluation(scale=scale), target, 7, [tmp_path]).together
+        assert room.standing(Evaluation(scale=scale), target, 7, [tmp_path]).servers == "none"
+    attached = room.standing(Evaluation(scale=scale, side_by_side=asked), None, 2, [])
+    assert attached.servers == ("none" if asked == "no" else "all")
 
 
 def test_a_gpu_is_dealt_out(monkeypatch, tmp_path):
     monkeypatch.setattr(room.launch, "on_cpu", lambda: False)
     monkeypatch.setattr(room.holders, "ask", lambda query: [["143000", "143771"], ["80000", "143771"]])
-    found = room.standing(Evaluation(scale="full"), SimpleNamespace(path=tmp_path), 7, [])
-    assert found.together
+    target = SimpleNamespace(path=tmp_path)
+    found = room.standing(Evaluation(scale="full"), target, 7, [])
+    assert found.servers == "all"
     assert found.gpu_share == pytest.approx(0.85 * 80000 / 143771 / 7)  # the fuller GPU decides
+    many = room.standing(Evaluation(scale="full"), target, 20, [])
+    assert (many.servers, many.gpu_share) == ("pair", pytest.approx(0.85 * 80000 / 143771 / 2))
 
 
 def test_the_head_is_found_by_name_directory_and_fallback(tmp_path, monkeypatch):
