@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from labkit.settings import BadParameter, Evaluation
 
 IDS = [delta(ids=[i], content=f"w{i} ") for i in range(1, 4)]
 ANSWER = Reply([ROLE | {"prompt_token_ids": [5, 6]}, *IDS, delta("stop", ids=[4], content="."), usage(4)])
-UNTIMED = Predictor(pd.DataFrame(columns=bench.steptimes.COLUMNS), None, Path("head"))
+NO_TIMES = pd.DataFrame(columns=bench.steptimes.COLUMNS)
+UNTIMED = Predictor(NO_TIMES, None, Path("head"))
 PROMPTS = pd.DataFrame(
     {"prompt_id": [f"p{i}" for i in range(4)], "category": "c", "messages": [f"question {i}" for i in range(4)]}
 )
@@ -84,6 +86,7 @@ def test_what_a_journal_holds_is_not_sent_again(tmp_path):
 
 
 def attached(tmp_path, monkeypatch, **given):
+    monkeypatch.setattr("labkit.evaluation.measuring.steptimes.kept", lambda *args, **more: NO_TIMES)
     monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
     return Evaluation(run_id="r", repeats=1, max_tokens=8, max_model_len=64, **given)
 
@@ -339,3 +342,78 @@ def test_a_stage_is_outdated_when_its_shipped_head_changes(tmp_path, monkeypatch
     files.write_json(tmp_path / "data" / "heads" / "tiny-eagle3" / "config.json", {"changed": 1})
     assert brought(Evaluation(head="tiny-eagle3")) != before
     assert brought(Evaluation(head="owner/tiny-eagle3")) == []
+
+
+class Starts:
+    """Fake servers instead of vLLM: who was started, how many stood at the same time, who was asked."""
+
+    def __init__(self, stack, monkeypatch, slow_k):
+        self.log, self.started, self.most, self.standing = [], [], 0, set()
+        self.stack, self.slow_k = stack, slow_k
+        monkeypatch.setattr("labkit.evaluation.rig.engine.on_demand", self.on_demand)
+        monkeypatch.setattr(
+            "labkit.evaluation.rig.targets.resolve", lambda name: SimpleNamespace(path=Path("none"))
+        )
+        monkeypatch.setattr("labkit.evaluation.measuring.steptimes.kept", lambda *args, **more: NO_TIMES)
+
+    @contextlib.contextmanager
+    def on_demand(self, target, variant, *, url="", **options):
+        name = variant + str(options.get("num_speculative_tokens", "") if variant == "eagle3" else "")
+        delay = 0.02 if name in self.slow_k else 0.0
+        slower = Reply(
+            [ROLE | {"prompt_token_ids": [5, 6]}, *(x for i in IDS for x in (i, delay)), *ANSWER.events[4:]]
+        )
+
+        def script(path, body):
+            self.log.append((name, body["temperature"], body["max_tokens"]))
+            return slower
+
+        def get():
+            if name not in self.standing:
+                self.started.append(name)
+                self.standing.add(name)
+                self.most = max(self.most, len(self.standing))
+                fakes.append(self.stack.enter_context(serving(script)))
+            return engine.attach(fakes[-1].url)
+
+        fakes = []
+        yield SimpleNamespace(get=get)
+        self.standing.discard(name)
+
+
+@pytest.mark.parametrize(
+    ("side_by_side", "slow", "started", "most"),
+    [
+        ("yes", ("eagle31", "eagle33"), ["baseline", "ngram", "eagle31", "eagle32", "eagle33"], 5),
+        ("no", ("eagle31", "eagle32"), ["eagle31", "eagle32", "eagle33", "baseline", "ngram"], 1),
+        ("no", ("eagle31", "eagle33"), ["eagle31", "eagle32", "eagle33", "eagle32", "baseline", "ngram"], 1),
+        ("pair", ("eagle31", "eagle32"), ["eagle31", "eagle32", "baseline", "eagle33", "ngram"], 2),
+    ],
+)
+def test_each_server_starts_once_but_for_a_best_k_that_was_not_the_settings(
+    tmp_path, monkeypatch, side_by_side, slow, started, most
+):
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
+    if side_by_side == "pair":
+        found = room.Standing("pair", 0.0, "")
+        monkeypatch.setattr("labkit.evaluation.measuring.standing", lambda *args: found)
+    given = {"side_by_side": side_by_side if side_by_side != "pair" else "auto", "scale": "full", "run_id": "r"}
+    chosen = Evaluation(repeats=1, sweep_repeats=1, max_tokens=8, sweep_k="1,2", sweep_streams="2", **given)
+    with contextlib.ExitStack() as stack:
+        starts = Starts(stack, monkeypatch, slow)
+        measured = evaluation.sweep(chosen, tmp_path / "head", PROMPTS.head(2), PROMPTS.iloc[:0])
+        assert (starts.started, starts.most) == (started, most)
+        count = len(starts.log)
+        again = evaluation.sweep(chosen, tmp_path / "head", PROMPTS.head(2), PROMPTS.iloc[:0])
+        assert len(starts.log) == count, "what was measured is kept"
+    best = 3 if "eagle33" not in slow else 2
+    assert measured.best_k == again.best_k == best
+    rows = measured.everything
+    points = set(rows[["variant", "k", "streams", "temperature"]].itertuples(index=False, name=None))
+    ones = {("eagle3", k, 1, 0.0) for k in (1, 2, 3)}
+    more = {
+        (v, k, *at) for v, k in (("baseline", 0), ("ngram", 5), ("eagle3", best)) for at in ((2, 0.0), (1, 0.7))
+    }
+    assert points == ones | more | {("baseline", 0, 1, 0.0), ("ngram", 5, 1, 0.0)}
+    turns = measured.rows(chosen).groupby("variant")["session"].apply(set)
+    assert (turns["baseline"] == turns["eagle3"]) == (side_by_side != "no"), "pairs in time"
