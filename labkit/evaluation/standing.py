@@ -47,9 +47,10 @@ def standing(settings: Evaluation, target: targets.Target | None, count: int, al
     "yes" means all, whatever the memory; without `target` (servers are attached) they stand anyway. "auto" also
     says no at smoke scale, and where notebook 02 measured some of them in this run: its rows are used.
     """
-    if settings.side_by_side == "no" or target is None:
-        given = NONE if settings.side_by_side == "no" else ALL
-        return Standing(given, 0.0, "as side_by_side says" if given == NONE else "the servers are attached")
+    if settings.side_by_side == "no" or count < 2:
+        return Standing(NONE, 0.0, "as side_by_side says" if count > 1 else "there is one server")
+    if target is None:
+        return Standing(ALL, 0.0, "the servers are attached")
     if settings.side_by_side == "auto" and settings.scale == "smoke":
         return Standing(NONE, 0.0, "smoke scale starts as few servers as it can")
     if settings.side_by_side == "auto" and any((path / "run.json").exists() for path in also):
@@ -59,7 +60,7 @@ def standing(settings: Evaluation, target: targets.Target | None, count: int, al
     fits = int(free // each)
     servers = ALL if settings.side_by_side == "yes" or fits >= count else PAIR if fits >= 2 else NONE
     number = {ALL: count, PAIR: 2, NONE: 1}[servers]
-    share = free / total / number if gpu and total and number > 1 else 0.0
+    share = (free / total if total else GPU_SHARE) / number if gpu and number > 1 else 0.0
     return Standing(servers, share, f"a server needs about {each:.1f} GB, {free:.1f} GB are free, {count} servers")
 
 
