@@ -58,10 +58,7 @@ class Rig:
     def options_of(self, each: Candidate) -> dict[str, Any]:
         """engine.serve's options for a candidate."""
         options = served_as(self.settings) | dict(each.options)
-        most = max(self.settings.streams)
-        if each.variant == BASELINE:  # its step times need k + 1 requests for each stream
-            most *= max(self.settings.ks) + 1
-        options["max_num_seqs"] = max(options["max_num_seqs"], most)
+        options["max_num_seqs"] = max(options["max_num_seqs"], self.settings.tokens_a_step)
         if each.label not in (BASELINE, NGRAM, label_of(self.settings.num_speculative_tokens)):
             options["log_dir"] = self.settings.folder / each.label
         if self.gpu_share:

@@ -288,6 +288,15 @@ class Evaluation(Settings):
         """The numbers of requests in flight to measure, `concurrency` among them."""
         return whole_numbers("sweep_streams", self.sweep_streams)
 
+    @property
+    def tokens_a_step(self) -> int:
+        """The most tokens of one step: k + 1 for each stream.
+
+        All servers are made for as many requests: step times are taken with that many, and on GPUs CUDA graphs
+        then cover the longest verification too.
+        """
+        return max(self.streams) * (max(self.ks) + 1)
+
 
 def whole_numbers(name: str, told: str) -> list[int]:
     """The numbers of a parameter such as "1,2,4"; raises BadParameter for anything below 1 or no number."""

@@ -219,6 +219,7 @@ def test_a_sweep_is_read_and_refused():
     demo, full = Evaluation(), Evaluation(scale="full")
     assert (demo.ks, demo.streams, demo.sweep_temperature) == ([1, 3, 5], [1, 4, 16], 0.7)
     assert (full.ks, full.streams) == ([1, 2, 3, 4, 5], [1, 2, 4, 8, 16, 32])
+    assert full.tokens_a_step == 32 * 6
     smoke = Evaluation(scale="smoke", num_speculative_tokens=2)
     assert (smoke.ks, smoke.streams, smoke.sweep_temperature) == ([2], [1], 0.0)
     assert Evaluation(sweep_k="4, 2", sweep_temperature=0).ks == [2, 3, 4]
