@@ -250,13 +250,15 @@ def test_candidates_follow_notebook_02_and_what_is_attached(tmp_path):
         ("auto", "full", 27, "pair"),
         ("auto", "full", 7, "none"),
         ("auto", "smoke", 30, "none"),
-        ("yes", "smoke", 1, "all"),
+        ("yes", "smoke", 1, "pair"),
+        ("yes", "smoke", 30, "all"),
         ("no", "full", 99, "none"),
     ],
 )
 def test_servers_stand_side_by_side_where_memory_lets(monkeypatch, tmp_path, asked, scale, free_gb, servers):
     """Seven servers of 4 GB each: 28 GB hold all, 8 a pair."""
     monkeypatch.setattr(room.launch, "on_cpu", lambda: True)
+    monkeypatch.setattr(room, "cores", lambda: 8)
     memory = SimpleNamespace(available=(free_gb + room.CPU_SPARE_GB) * 1e9, total=99e9)
     monkeypatch.setattr(room.psutil, "virtual_memory", lambda: memory)
     target = SimpleNamespace(path=tmp_path)
@@ -266,6 +268,8 @@ def test_servers_stand_side_by_side_where_memory_lets(monkeypatch, tmp_path, ask
     files.write_json(tmp_path / "run.json", {})
     if asked == "auto":
         assert room.standing(Evaluation(scale=scale), target, 7, [tmp_path]).servers == "none"
+    monkeypatch.setattr(room, "cores", lambda: 2)
+    assert room.standing(Evaluation(scale="full"), target, 7, []).servers == "none", "two cores"
     attached = room.standing(Evaluation(scale=scale, side_by_side=asked), None, 2, [])
     assert attached.servers == ("none" if asked == "no" else "all")
 
@@ -385,9 +389,9 @@ class Starts:
 @pytest.mark.parametrize(
     ("side_by_side", "slow", "started", "most"),
     [
-        ("yes", ("eagle31", "eagle33"), ["baseline", "ngram", "eagle31", "eagle32", "eagle33"], 5),
-        ("no", ("eagle31", "eagle32"), ["eagle31", "eagle32", "eagle33", "baseline", "ngram"], 1),
-        ("no", ("eagle31", "eagle33"), ["eagle31", "eagle32", "eagle33", "eagle32", "baseline", "ngram"], 1),
+        ("all", ("eagle31", "eagle33"), ["baseline", "ngram", "eagle31", "eagle32", "eagle33"], 5),
+        ("none", ("eagle31", "eagle32"), ["eagle31", "eagle32", "eagle33", "baseline", "ngram"], 1),
+        ("none", ("eagle31", "eagle33"), ["eagle31", "eagle32", "eagle33", "eagle32", "baseline", "ngram"], 1),
         ("pair", ("eagle31", "eagle32"), ["eagle31", "eagle32", "baseline", "eagle33", "ngram"], 2),
     ],
 )
@@ -395,10 +399,9 @@ def test_each_server_starts_once_but_for_a_best_k_that_was_not_the_settings(
     tmp_path, monkeypatch, side_by_side, slow, started, most
 ):
     monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
-    if side_by_side == "pair":
-        found = room.Standing("pair", 0.0, "")
-        monkeypatch.setattr("labkit.evaluation.measuring.standing", lambda *args: found)
-    given = {"side_by_side": side_by_side if side_by_side != "pair" else "auto", "scale": "full", "run_id": "r"}
+    found = room.Standing(side_by_side, 0.0, "")
+    monkeypatch.setattr("labkit.evaluation.measuring.standing", lambda *args: found)
+    given = {"scale": "full", "run_id": "r"}
     chosen = Evaluation(repeats=1, sweep_repeats=1, max_tokens=8, sweep_k="1,2", sweep_streams="2", **given)
     with contextlib.ExitStack() as stack:
         starts = Starts(stack, monkeypatch, slow)
@@ -417,4 +420,4 @@ def test_each_server_starts_once_but_for_a_best_k_that_was_not_the_settings(
     }
     assert points == ones | more | {("baseline", 0, 1, 0.0), ("ngram", 5, 1, 0.0)}
     turns = measured.rows(chosen).groupby("variant")["session"].apply(set)
-    assert (turns["baseline"] == turns["eagle3"]) == (side_by_side != "no"), "pairs in time"
+    assert (turns["baseline"] == turns["eagle3"]) == (side_by_side != "none"), "pairs in time"
