@@ -46,9 +46,9 @@ class Standing:
 def standing(settings: Evaluation, target: targets.Target | None, count: int, also: Sequence[Path]) -> Standing:
     """Which of `count` servers are to stand side by side: as `side_by_side` says; "auto" looks at the memory.
 
-    "yes" means at least the pair, whatever the memory; without `target` (servers are attached) they stand anyway. "auto" also
-    says no at smoke scale, on a CPU of few cores, and where notebook 02 measured some of them in this run: its
-    rows are used.
+    "yes" means at least the pair, whatever the memory; without `target` (servers are attached) they stand anyway.
+    "auto" also says no at smoke scale, on a CPU of few cores, and where notebook 02 measured some of them in this
+    run: its rows are used.
     """
     if settings.side_by_side == "no" or count < 2:
         return Standing(NONE, 0.0, "as side_by_side says" if count > 1 else "there is one server")
