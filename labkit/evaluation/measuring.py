@@ -60,7 +60,7 @@ def sweep(
     rig = Rig(settings, found, also)
     target = None if settings.server else rig.target
     how = standing(settings, target, sum(each.measurable for each in found.values()), also)
-    rig.gpu_share = how.gpu_share
+    rig.flags = how.flags
     if how.servers == ALL:
         compared, times = at_once(rig, benchmark, held)
     else:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,11 +29,10 @@ COUNTS = ("drafts", "drafted", "steps", "tokens", "accepted_sum")
 class Rig:
     """The candidates, the servers of those that stand now, and all rows that were measured so far."""
 
-    def __init__(
-        self, settings: Evaluation, found: dict[str, Candidate], also: Sequence[Path], gpu_share: float = 0.0
-    ) -> None:
-        """Nothing is started."""
-        self.settings, self.candidates, self.also, self.gpu_share = settings, found, list(also), gpu_share
+    def __init__(self, settings: Evaluation, found: dict[str, Candidate], also: Sequence[Path]) -> None:
+        """Nothing is started. `flags`, set later: vLLM's options where servers share a GPU."""
+        self.settings, self.candidates, self.also = settings, found, list(also)
+        self.flags: dict[str, float] = {}
         self.target = settings.target if settings.server else targets.resolve(settings.target)
         self.servers: dict[str, engine.OnDemand] = {}
         self.frames: list[pd.DataFrame] = []
@@ -61,8 +61,8 @@ class Rig:
         options["max_num_seqs"] = max(options["max_num_seqs"], self.settings.tokens_a_step)
         if each.label not in (BASELINE, NGRAM, label_of(self.settings.num_speculative_tokens)):
             options["log_dir"] = self.settings.folder / each.label
-        if self.gpu_share:
-            options["flags"] = {"gpu-memory-utilization": round(self.gpu_share, 4)}
+        if self.flags:
+            options["flags"] = self.flags
         return options
 
     def at(self, streams: int, temperature: float, repeats: int) -> SimpleNamespace:
@@ -110,7 +110,7 @@ class Rig:
         for journal in journals.values() if os.environ.get("LABKIT_FORCE") else ():
             journal.discard()
         sides = bench.run_together(
-            {label: self.servers[label].get() for label in labels},
+            self.started(labels),
             prompts,
             {label: journal.path for label, journal in journals.items()},
             max_tokens=at.max_tokens,
@@ -127,6 +127,22 @@ class Rig:
                 self.save_counts(label, digests[label], acceptance.pool(side.counts))
             found[label] = bench.measure(at.folder, label, digests[label], lambda s=side, r=rows: checked(s, r))
         return found
+
+    def started(self, labels: Sequence[str]) -> dict[str, engine.Server]:
+        """The servers, started where they are not yet: on a shared GPU the first alone, then the others at once.
+
+        The first one leaves compiled kernels behind. One that fails beside others is started again alone.
+        """
+
+        def attempt(label: str) -> None:
+            with contextlib.suppress(engine.EngineFailed):
+                self.servers[label].get()
+
+        if self.flags and len(labels) > 2:
+            self.servers[labels[0]].get()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(attempt, labels[1:]))
+        return {label: self.servers[label].get() for label in labels}
 
     def save_counts(self, label: str, digest: str, found: Acceptance) -> None:
         """Keep what the server's own counters said of a point with overlapping requests."""

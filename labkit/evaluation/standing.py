@@ -31,11 +31,22 @@ class Standing:
     """`servers` that stand side by side: all, a pair (baseline and head) or none; why.
 
     `gpu_share`: each one's share of a GPU's memory; 0 on the CPU, and where each has the GPU to itself.
+    `cache_gb`: how much of that is for its cache; 0 where the engine is to find out.
     """
 
     servers: str
     gpu_share: float
     why: str
+    cache_gb: float = 0.0
+
+    @property
+    def flags(self) -> dict[str, float]:
+        """vLLM's options for a server that shares a GPU. With the cache's size given, nothing is profiled.
+
+        Profiling would take other servers' memory for its own (gpu_worker.py, vLLM 0.24 and 0.32).
+        """
+        share = {"gpu-memory-utilization": round(self.gpu_share, 4)} if self.gpu_share else {}
+        return share | ({"kv-cache-memory-bytes": int(self.cache_gb * 1e9)} if self.cache_gb else {})
 
     @property
     def sentence(self) -> str:
@@ -67,7 +78,8 @@ def standing(settings: Evaluation, target: targets.Target | None, count: int, al
     servers = ALL if fits >= count else PAIR if fits >= 2 or asked else NONE
     number = {ALL: count, PAIR: 2, NONE: 1}[servers]
     share = (free / total if total else GPU_SHARE) / number if gpu and number > 1 else 0.0
-    return Standing(servers, share, f"a server needs about {each:.1f} GB, {free:.1f} GB are free, {count} servers")
+    why = f"a server needs about {each:.1f} GB, {free:.1f} GB are free, {count} servers"
+    return Standing(servers, share, why, max(1.0, share * total - each) if share and total else 0.0)
 
 
 def cores() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -281,6 +282,12 @@ def test_a_gpu_is_dealt_out(monkeypatch, tmp_path):
     found = room.standing(Evaluation(scale="full"), target, 7, [])
     assert found.servers == "all"
     assert found.gpu_share == pytest.approx(0.85 * 80000 / 143771 / 7)  # the fuller GPU decides
+    total, free = 143771 * 2**20 / 1e9, 80000 * 2**20 / 1e9
+    assert found.cache_gb == pytest.approx(0.85 * free / 7 - room.GPU_SERVER_GB)
+    assert found.flags == {
+        "gpu-memory-utilization": round(0.85 * free / total / 7, 4),
+        "kv-cache-memory-bytes": int(found.cache_gb * 1e9),
+    }
     many = room.standing(Evaluation(scale="full"), target, 20, [])
     assert (many.servers, many.gpu_share) == ("pair", pytest.approx(0.85 * 80000 / 143771 / 2))
 
@@ -390,7 +397,6 @@ class Starts:
     ("side_by_side", "slow", "started", "most"),
     [
         ("all", ("eagle31", "eagle33"), ["baseline", "ngram", "eagle31", "eagle32", "eagle33"], 5),
-        ("none", ("eagle31", "eagle32"), ["eagle31", "eagle32", "eagle33", "baseline", "ngram"], 1),
         ("none", ("eagle31", "eagle33"), ["eagle31", "eagle32", "eagle33", "eagle32", "baseline", "ngram"], 1),
         ("pair", ("eagle31", "eagle32"), ["eagle31", "eagle32", "baseline", "eagle33", "ngram"], 2),
     ],
@@ -421,3 +427,28 @@ def test_each_server_starts_once_but_for_a_best_k_that_was_not_the_settings(
     assert points == ones | more | {("baseline", 0, 1, 0.0), ("ngram", 5, 1, 0.0)}
     turns = measured.rows(chosen).groupby("variant")["session"].apply(set)
     assert (turns["baseline"] == turns["eagle3"]) == (side_by_side != "none"), "pairs in time"
+
+
+def test_servers_that_share_a_gpu_start_at_once_after_the_first(tmp_path, monkeypatch):
+    """One that fails beside the others is started again alone."""
+    from labkit.evaluation.rig import Rig
+
+    monkeypatch.setattr("labkit.evaluation.rig.targets.resolve", lambda name: None)
+    rig = Rig(Evaluation(), {}, [])
+    together, tries, lock = threading.Barrier(2, timeout=20), [], threading.Lock()
+
+    def get(name):
+        with lock:
+            tries.append(name)
+            count = tries.count(name)
+        if name != "a" and count == 1:
+            together.wait()  # both stand here at the same time, or this fails
+        if name == "c" and count == 1:
+            raise engine.EngineFailed("no memory", "wait")
+        return name
+
+    rig.servers = {name: SimpleNamespace(get=lambda name=name: get(name)) for name in "abc"}
+    rig.flags = {"gpu-memory-utilization": 0.1}
+    assert rig.started(["a", "b", "c"]) == {"a": "a", "b": "b", "c": "c"}
+    assert tries[0] == "a"
+    assert tries.count("c") == 2
