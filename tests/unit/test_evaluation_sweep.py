@@ -452,3 +452,27 @@ def test_servers_that_share_a_gpu_start_at_once_after_the_first(tmp_path, monkey
     assert rig.started(["a", "b", "c"]) == {"a": "a", "b": "b", "c": "c"}
     assert tries[0] == "a"
     assert tries.count("c") == 2
+
+
+def test_step_times_of_notebook_02_are_used(tmp_path, monkeypatch):
+    from labkit.evaluation.rig import Rig
+    from labkit.settings import NgramBaseline
+
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path))
+    monkeypatch.setattr("labkit.evaluation.rig.targets.resolve", lambda name: None)
+    calls = []
+
+    def timed(server, ns, **options):
+        calls.append(list(ns))
+        return pd.DataFrame({"n": list(ns), "streams": 1, "step_ms": 1.0}).reindex(columns=list(NO_TIMES))
+
+    monkeypatch.setattr("labkit.bench.steptimes.step_times", timed)
+    server, earlier = SimpleNamespace(get=lambda: None), NgramBaseline(scale="smoke", run_id="r")
+    bench.steptimes.kept(earlier, server, earlier.num_speculative_tokens + 1)
+    chosen = Evaluation(scale="smoke", run_id="r")
+    at = Rig(chosen, {}, []).at(chosen.concurrency, 0.0, chosen.repeats)
+    found = bench.steptimes.kept(at, server, 6, also=[earlier.folder])
+    assert calls == [[1, 2, 3, 4, 5, 6]]
+    assert found["n"].tolist() == [1, 2, 3, 4, 5, 6]
+    bench.steptimes.kept(at, server, 6, points={4: (1, 3)}, also=[earlier.folder])
+    assert calls[1:] == [[1, 3]]
