@@ -53,7 +53,7 @@ def answer(
     max_model_len: int = 2048,
     temperature: float = 0.0,
     streams: Annotated[int, typer.Option(help="answers written at a time")] = 256,
-    gpu_share: Annotated[float, typer.Option(help="part of the GPU's memory")] = 0.12,
+    cache_gb: Annotated[float, typer.Option(help="KV cache of this process on a GPU, GiB")] = 8.0,
     seed: int = 0,
 ) -> None:
     """Answer a part of the prompts."""
@@ -63,7 +63,7 @@ def answer(
     chosen = sources.read(prompts).iloc[part - 1 :: parts]
     out.mkdir(parents=True, exist_ok=True)
     engine = offline.Engine(
-        served, max_model_len=max_model_len, streams=streams, gpu_share=gpu_share, seed=seed + part
+        served, max_model_len=max_model_len, streams=streams, cache_gb=cache_gb, seed=seed + part
     )
     report(f"engine ready, {until - time.monotonic():.0f} s left")
     if own:

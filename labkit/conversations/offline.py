@@ -30,18 +30,23 @@ Job = tuple[str, list[int], dict[str, Any]]  # name, prompt ids, sampling
 class Engine:
     """vLLM in this process, fed with requests as others end."""
 
-    def __init__(self, target: Target, *, max_model_len: int, streams: int, gpu_share: float, seed: int) -> None:
-        """Start it; about a minute. `gpu_share` is its part of the GPU's memory."""
+    def __init__(self, target: Target, *, max_model_len: int, streams: int, cache_gb: float, seed: int) -> None:
+        """Start it; about a minute. `cache_gb` is its KV cache on a GPU.
+
+        Said, not measured: with several that start at once each would take the others' memory for its own.
+        """
+        import torch
         from vllm import LLM
 
+        own = {"kv_cache_memory_bytes": int(cache_gb * 2**30), "gpu_memory_utilization": 0.05}
         self.llm = LLM(
             model=str(target.path),
             dtype="bfloat16",
             max_model_len=max_model_len,
             max_num_seqs=streams,
-            gpu_memory_utilization=gpu_share,
             seed=seed,
             disable_log_stats=True,
+            **(own if torch.cuda.is_available() else {}),
         ).llm_engine
         self.streams = streams
 
