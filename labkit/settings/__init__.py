@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.settings.base import SCALES, BadParameter, Settings, cache, outputs, root
+from labkit.settings.base import SCALES, BadParameter, Settings, cache, outputs, place, root
 from labkit.settings.notebooks import (
     NOTEBOOKS,
     Eagle3Pipeline,
@@ -24,5 +24,6 @@ __all__ = [
     "Settings",
     "cache",
     "outputs",
+    "place",
     "root",
 ]

@@ -1,0 +1,219 @@
+"""Secrets, host names and this machine's paths are taken out of what a run stored, so that it can be sent.
+
+Paths become relative to the lab's folder ("outputs/r/...", ".cache/..."), the home directory "~": whoever gets the
+run reads them as well, and here `settings.place` finds them again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote, urlsplit
+
+from labkit import files, settings
+
+SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|APIKEY|CREDENTIALS?|AUTH)(?:_|$)", re.I)
+# Keys as hubs and providers give them out, a password in an address, a bearer header; other people's homes.
+SHAPES = (
+    (rb"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b", b"***"),
+    (rb"(?i)(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}", b"***"),
+    (rb"(?<=://)[^/\s:@\"'\\]+:[^/\s@\"'\\]+@", b""),
+    (rb"(?<=/home/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
+    (rb"(?<=/Users/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
+)
+TEXT = {".json", ".jsonl", ".md", ".log", ".txt", ".yaml", ".yml", ".csv", ".html", ".py", ".sh", ".gz"}
+LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+CHUNK = 16 << 20
+
+
+class Scrubber:
+    """Replaces what must not leave this machine; `extra` are more needles with what stands for them."""
+
+    def __init__(self, extra: Mapping[str, str] | None = None) -> None:
+        """Collect the needles of this process's environment."""
+        needles = {**paths(), **(extra or {})}
+        words = {form: told for needle, told in needles.items() for form in spellings(needle)}
+        self.told = {needle.encode(): told.encode() for needle, told in words.items()}
+        longest = sorted(self.told, key=len, reverse=True)
+        self.pattern = re.compile(b"|".join(anchored(needle) for needle in longest))
+        hidden = {form.encode() for value in secrets() for form in spellings(value)}
+        self.hidden = re.compile(b"|".join(re.escape(value) for value in sorted(hidden, key=len, reverse=True)))
+        self.shapes = [(re.compile(shape), told) for shape, told in SHAPES]
+        self.shapes += [(re.compile(host), told) for host, told in hosts()]
+
+    def bytes(self, content: bytes) -> bytes:
+        """The content without what must not leave."""
+        content = self.hidden.sub(b"***", content) if self.hidden.pattern else content
+        content = self.pattern.sub(self.replaced, content)
+        for shape, told in self.shapes:
+            content = shape.sub(told, content)
+        return content
+
+    def replaced(self, match: re.Match[bytes]) -> bytes:
+        """What stands for one needle; the lab's own folder is no part of a relative path."""
+        slash = b"/" if match.group().endswith(b"/") else b""
+        told = self.told[match.group().removesuffix(b"/")]
+        return (b"" if slash else told) if told == b"." else told + slash
+
+    def text(self, content: str) -> str:
+        """The same for text."""
+        return self.bytes(content.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+
+    def value(self, content: Any) -> Any:
+        """The same for every text in nested lists and dictionaries; pictures and keys stay as they are."""
+        if isinstance(content, str):
+            return self.text(content)
+        if isinstance(content, dict):
+            return {k: v if str(k).startswith("image/") else self.value(v) for k, v in content.items()}
+        return [self.value(item) for item in content] if isinstance(content, list) else content
+
+    def file(self, path: Path) -> bool:
+        """Rewrite one file where something in it must not leave; whether it was. Binary tensors are not read."""
+        if path.suffix == ".ipynb":
+            return self.notebook(path)
+        if path.suffix == ".parquet":
+            return self.parquet(path)
+        return self.stream(path) if path.suffix in TEXT else False
+
+    def notebook(self, path: Path) -> bool:
+        """An executed notebook: cells, outputs and papermill's metadata."""
+        before = files.read_json(path)
+        after = self.value(before)
+        if after != before:
+            with files.atomic(path) as temporary:
+                temporary.write_text(json.dumps(after, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        return after != before
+
+    def parquet(self, path: Path) -> bool:
+        """The text columns of a frame, lists of text too."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            table = pq.read_table(path)
+        except (OSError, pa.ArrowException):
+            return False  # half a file of an interrupted step: whoever reads it says so
+        changed = False
+        for place, field in enumerate(table.schema):
+            if "string" not in str(field.type):
+                continue
+            before = table.column(place).to_pylist()
+            after = self.value(before)
+            if after != before:
+                table, changed = table.set_column(place, field, pa.array(after, type=field.type)), True
+        if changed:
+            with files.atomic(path) as temporary:
+                pq.write_table(table, temporary)
+        return changed
+
+    def stream(self, path: Path) -> bool:
+        """A text file, also a compressed one, some lines at a time."""
+        opened: Callable[..., IO[bytes]] = gzip.open if path.suffix == ".gz" else open  # type: ignore[assignment]
+        try:
+            with opened(path, "rb") as file:
+                if not any(self.bytes(block) != block for block in blocks(file)):
+                    return False
+            with files.atomic(path) as temporary, opened(path, "rb") as file, opened(temporary, "wb") as out:
+                out.writelines(self.bytes(block) for block in blocks(file))
+        except (gzip.BadGzipFile, EOFError):
+            return False
+        return True
+
+
+def blocks(file: IO[bytes]) -> Iterable[bytes]:
+    """Whole lines, about CHUNK bytes at once."""
+    while lines := file.readlines(CHUNK):
+        yield b"".join(lines)
+
+
+def anchored(needle: bytes) -> bytes:
+    """The pattern of a path, with the slash after it: /root is none in /rooted, and /tmp none in outputs/tmp.
+
+    Before a path with one part there is no word, but for an escape sequence or a compiler's flag; longer ones are
+    found wherever they stand.
+    """
+    alone = (
+        rb"(?:(?<![\w.~-])|(?<=\\[nrt])|(?<=\[\dm)|(?<=\[\d\dm)|(?<=-[A-Z]))" if needle.count(b"/") == 1 else b""
+    )
+    alone = alone or rb"(?<![.~])"  # a relative path that was made of an absolute one stays as it is
+    return alone + re.escape(needle) + rb"(?:/|(?![\w-]))"
+
+
+def secrets() -> list[str]:
+    """The values of environment variables whose name says that they are secret."""
+    named = [value for name, value in os.environ.items() if SECRET_NAME.search(name)]
+    return [value for value in named if len(value) >= 8 and not value.isdigit() and not value.startswith("/")]
+
+
+def paths() -> dict[str, str]:
+    """This machine's folders and what stands for each."""
+    found = {str(Path.home()): "~", tempfile.gettempdir(): "tmp", sys.prefix: ".venv"}
+    named = {settings.root(): ".", settings.outputs(): "outputs", settings.cache(): ".cache"}
+    for folder, told in named.items():
+        found |= {str(folder.absolute()): told, str(folder.resolve()): told}
+    found[str(Path(sys.prefix).resolve())] = ".venv"
+    return {folder: told for folder, told in found.items() if folder.strip("/")}
+
+
+def spellings(needle: str) -> set[str]:
+    """A text as it stands in files: plain, in JSON, in HTML, in an address."""
+    in_json = {json.dumps(needle)[1:-1], json.dumps(needle, ensure_ascii=False)[1:-1]}
+    return {needle, html.escape(needle), quote(needle), quote(needle, safe=""), *in_json} - {""}
+
+
+def hosts() -> list[tuple[bytes, bytes]]:
+    """Patterns of this machine's names. A short one is only taken for a name where a host stands."""
+    found = []
+    for name in {socket.gethostname(), socket.gethostname().partition(".")[0]} - LOOPBACK - {""}:
+        word = re.escape(name.encode())
+        telling = len(name) >= 6 and re.search(r"[\d.-]", name)
+        before = rb"(?<![\w-])" if telling else rb"(?:(?<=://)|(?<=@)|(?<=hostname[\"']: [\"']))"
+        found.append((before + word + rb"(?![\w-])", b"HOST"))
+    return sorted(found, key=len, reverse=True)
+
+
+def of_settings(values: Mapping[str, Any]) -> dict[str, str]:
+    """What a run's own parameters tell of machines: addresses of servers, and paths outside the lab.
+
+    `values` are the settings as a mapping. A path becomes relative to the lab's folder.
+    """
+    found = {}
+    for value in (str(v) for v in values.values() if isinstance(v, str)):
+        for address in re.findall(r"\bhttps?://[^\s,;]+", value):
+            host = urlsplit(address).hostname or ""
+            if host not in LOOPBACK:
+                found |= {f"://{host}": "://SERVER"} if host else {}
+        if value.startswith("/") and value.strip("/") and not any(value.startswith(f"{p}/") for p in paths()):
+            found[value.rstrip("/")] = os.path.relpath(value, settings.root())
+    return found
+
+
+def scrub(folder: Path, values: Mapping[str, Any] | None = None) -> list[Path]:
+    """Scrub every file under `folder` and what lies beside it in the run folder; the files that were rewritten.
+
+    `values` are the settings of the stage.
+    """
+    scrubber = Scrubber(of_settings(values or {}))
+    beside = [path for path in folder.parent.glob("*") if path.is_file()]
+    every = [path for path in [*sorted(folder.rglob("*")), *beside] if path.is_file() and not path.is_symlink()]
+    changed = [path for path in every if scrubber.file(path)]
+    return changed + [path for path in every if renamed(path)]
+
+
+def renamed(path: Path) -> bool:
+    """Take the host out of the name of TensorBoard's event files and of the profiler's traces."""
+    name = socket.gethostname()
+    parts = path.name.split(f".{name}.") if ".tfevents." in path.name else path.name.split(f"{name}_")
+    if len(parts) < 2 or not (".tfevents." in path.name or ".pt.trace." in path.name):
+        return False
+    path.rename(path.with_name((".host." if ".tfevents." in path.name else "host_").join(parts)))
+    return True
