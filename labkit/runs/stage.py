@@ -40,7 +40,7 @@ class Stage:
         return path
 
     def figure(self, name: str, drawn: Axes | Figure) -> Path:
-        """Write a figure as <name>.png, what it shows in words in its metadata: pages take the alt text from there."""
+        """Write a figure as <name>.png; its metadata say in words what it shows, which pages take as alt text."""
         path = self.folder / f"{name}.png"
         figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
         told = {"Title": in_words(figure)}
