@@ -144,7 +144,10 @@ def level_headings(soup: BeautifulSoup) -> None:
 
 
 def head(table: Tag) -> None:
-    """Say of each header what it heads; the empty corner of a frame is none."""
+    """Say of each header what it heads; an empty corner is none. A wide table is scrolled by keys, too."""
+    del table["border"]
+    if isinstance(table.parent, Tag) and table.parent.name == "div":
+        table.parent["tabindex"] = "0"
     for header in table.find_all("th"):
         if not header.get_text(strip=True):
             header.name = "td"
