@@ -12,6 +12,7 @@ from typing import Any
 
 from labkit import files, settings
 from labkit.errors import LabError
+from labkit.runs.scrub import Scrubber
 from labkit.settings import NOTEBOOKS
 
 WANTED = {".json", ".ipynb", ".parquet", ".png"}  # what pages and comparisons are made of
@@ -63,8 +64,9 @@ def run_name(run: str | Path) -> str:
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """notebook: its run.json, in the notebooks' order; raises BadRecord or files.BrokenFile."""
-    found = {path.parent.name: record(path) for path in folder.glob("*/run.json")}
+    """notebook: its run.json, in the notebooks' order, scrubbed; raises BadRecord or files.BrokenFile."""
+    scrubber = Scrubber()  # runs of earlier versions were stored as they came
+    found = {path.parent.name: scrubber.value(record(path)) for path in folder.glob("*/run.json")}
     return {name: found[name] for name in NOTEBOOKS if name in found}
 
 

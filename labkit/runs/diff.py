@@ -13,6 +13,7 @@ from labkit.runs import told
 from labkit.runs.archive import opened, records, run_name
 from labkit.runs.frames import Compared, compare
 from labkit.runs.render import environment, write
+from labkit.runs.scrub import Scrubber
 
 NO_WORK = {"run_id", "server", "variant_server"}  # where something ran, not what was done
 MOST_FIGURES = 400
@@ -140,7 +141,7 @@ def page(found: Difference, out: Path | None = None) -> Path:
     out = out or settings.outputs() / f"diff-{found.names[0]}-{found.names[1]}.html"
     told_with = {"shown": shown, "spread": spread, "most": MOST_FIGURES}
     template = environment().get_template("diff_page.html.j2")
-    write(out, template.render(title=" | ".join(found.names), found=found, **told_with))
+    write(out, Scrubber().text(template.render(title=" | ".join(found.names), found=found, **told_with)))
     return out
 
 
@@ -156,6 +157,6 @@ def text(found: Difference) -> str:
             ratio = f"  {line['ratio']:.2f}x" if line["ratio"] is not None else ""
             lines.append(f"  {line['name']:<{width}}  {shown(line['a']):>10}  {shown(line['b']):>10}{ratio}")
         apart = sum(bool(line["apart"]) for frame in each.frames for line in frame.figures)
-        told_of = f"  {len(each.frames)} result files in both; {apart} figures lie outside each other's quartiles"
-        lines += [told_of, *(f"  {f.name}: not compared: {f.why_not}" for f in each.frames if f.why_not)]
+        many = f"  {len(each.frames)} result files in both; {apart} figures with repeats have quartiles apart"
+        lines += [many, *(f"  {f.name}: not compared: {f.why_not}" for f in each.frames if f.why_not)]
     return "\n".join(lines)

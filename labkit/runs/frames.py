@@ -31,6 +31,11 @@ class Compared:
     only: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))  # groups that one run lacks
     why_not: str = ""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether any figure has several rows, and so a spread."""
+        return any(line["spread_a"] or line["spread_b"] for line in self.figures)
+
 
 def compare(name: str, first: Path, second: Path) -> Compared:
     """Result file `name` of both stage folders. Raises files.BrokenFile.

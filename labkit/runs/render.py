@@ -13,7 +13,6 @@ from labkit import files
 from labkit.runs import accessibility, headline, told
 from labkit.runs.archive import UnknownRun, opened, records, run_folder, run_name
 from labkit.runs.page import TEMPLATES, body
-from labkit.runs.scrub import Scrubber
 
 __all__ = ["UnknownRun", "render", "run_folder"]
 
@@ -40,7 +39,6 @@ def render(run: str | Path, out: Path | None = None) -> Path:
 
 def write(path: Path, page: str) -> None:
     """Write a page whole; what keeps it from being read by everybody is said, and where it stands."""
-    page = Scrubber().text(page)
     with files.atomic(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     for problem in accessibility.problems(page):

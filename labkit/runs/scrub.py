@@ -30,7 +30,7 @@ SHAPES = (
     (rb"(?<=/home/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
     (rb"(?<=/Users/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
 )
-TEXT = {".json", ".jsonl", ".md", ".log", ".txt", ".yaml", ".yml", ".csv", ".html", ".py", ".sh", ".gz"}
+TEXT = {".json", ".jsonl", ".md", ".log", ".txt", ".yaml", ".yml", ".csv", ".py", ".sh", ".gz"}
 LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 CHUNK = 16 << 20
 
@@ -157,7 +157,12 @@ def secrets() -> list[str]:
 def paths() -> dict[str, str]:
     """This machine's folders and what stands for each."""
     found = {str(Path.home()): "~", tempfile.gettempdir(): "tmp", sys.prefix: ".venv"}
-    named = {settings.root(): ".", settings.outputs(): "outputs", settings.cache(): ".cache"}
+    named = {
+        Path(__file__).parents[2]: ".",
+        settings.root(): ".",
+        settings.outputs(): "outputs",
+        settings.cache(): ".cache",
+    }
     for folder, told in named.items():
         found |= {str(folder.absolute()): told, str(folder.resolve()): told}
     found[str(Path(sys.prefix).resolve())] = ".venv"
@@ -176,9 +181,9 @@ def hosts() -> list[tuple[bytes, bytes]]:
     for name in {socket.gethostname(), socket.gethostname().partition(".")[0]} - LOOPBACK - {""}:
         word = re.escape(name.encode())
         telling = len(name) >= 6 and re.search(r"[\d.-]", name)
-        before = rb"(?<![\w-])" if telling else rb"(?:(?<=://)|(?<=@)|(?<=hostname[\"']: [\"']))"
+        before = b"" if telling else rb"(?:(?<=://)|(?<=@)|(?<=hostname[\"']: [\"']))"
         found.append((before + word + rb"(?![\w-])", b"HOST"))
-    return sorted(found, key=len, reverse=True)
+    return sorted(found, key=lambda pair: len(pair[0]), reverse=True)  # the full name before its first part
 
 
 def of_settings(values: Mapping[str, Any]) -> dict[str, str]:
