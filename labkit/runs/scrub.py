@@ -31,6 +31,7 @@ SHAPES = (
     (rb"(?<=/Users/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
 )
 TEXT = {".json", ".jsonl", ".md", ".log", ".txt", ".yaml", ".yml", ".csv", ".py", ".sh", ".gz"}
+ESCAPE = re.compile(rb"(?:\\[nrt]|\[\d{1,2}m|-[A-Z])$")
 LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 CHUNK = 16 << 20
 
@@ -44,7 +45,8 @@ class Scrubber:
         words = {form: told for needle, told in needles.items() for form in spellings(needle)}
         self.told = {needle.encode(): told.encode() for needle, told in words.items()}
         longest = sorted(self.told, key=len, reverse=True)
-        self.pattern = re.compile(b"|".join(anchored(needle) for needle in longest))
+        # a path ends where no further word follows: /root is none in /rooted
+        self.pattern = re.compile(b"(" + b"|".join(re.escape(n) for n in longest) + rb")(/|(?![\w-]))")
         hidden = {form.encode() for value in secrets() for form in spellings(value)}
         self.hidden = re.compile(b"|".join(re.escape(value) for value in sorted(hidden, key=len, reverse=True)))
         self.shapes = [(re.compile(shape), told) for shape, told in SHAPES]
@@ -53,15 +55,18 @@ class Scrubber:
     def bytes(self, content: bytes) -> bytes:
         """The content without what must not leave."""
         content = self.hidden.sub(b"***", content) if self.hidden.pattern else content
-        content = self.pattern.sub(self.replaced, content)
+        if any(needle in content for needle in self.told):  # a search for bytes is a hundred times as fast
+            content = self.pattern.sub(self.replaced, content)
         for shape, told in self.shapes:
             content = shape.sub(told, content)
         return content
 
     def replaced(self, match: re.Match[bytes]) -> bytes:
         """What stands for one needle; the lab's own folder is no part of a relative path."""
-        slash = b"/" if match.group().endswith(b"/") else b""
-        told = self.told[match.group().removesuffix(b"/")]
+        needle, slash = match.groups()
+        told = self.told[needle]
+        if not begins(needle, match.string[max(0, match.start() - 5) : match.start()]):
+            return match.group()
         return (b"" if slash else told) if told == b"." else told + slash
 
     def text(self, content: str) -> str:
@@ -135,17 +140,15 @@ def blocks(file: IO[bytes]) -> Iterable[bytes]:
         yield b"".join(lines)
 
 
-def anchored(needle: bytes) -> bytes:
-    """The pattern of a path, with the slash after it: /root is none in /rooted, and /tmp none in outputs/tmp.
+def begins(needle: bytes, before: bytes) -> bool:
+    """Whether a path begins after these bytes, rather than being the end of a longer one.
 
-    Before a path with one part there is no word, but for an escape sequence or a compiler's flag; longer ones are
-    found wherever they stand.
+    No relative path that was made of an absolute one is cut (../../models), and /tmp is none in outputs/tmp:
+    before a path of one part stands no word, but for an escape sequence or a compiler's flag.
     """
-    alone = (
-        rb"(?:(?<![\w.~-])|(?<=\\[nrt])|(?<=\[\dm)|(?<=\[\d\dm)|(?<=-[A-Z]))" if needle.count(b"/") == 1 else b""
-    )
-    alone = alone or rb"(?<![.~])"  # a relative path that was made of an absolute one stays as it is
-    return alone + re.escape(needle) + rb"(?:/|(?![\w-]))"
+    if before.endswith((b".", b"~")):
+        return False
+    return needle.count(b"/") != 1 or not re.search(rb"[\w-]$", before) or bool(ESCAPE.search(before))
 
 
 def secrets() -> list[str]:
@@ -196,7 +199,7 @@ def of_settings(values: Mapping[str, Any]) -> dict[str, str]:
         for address in re.findall(r"\bhttps?://[^\s,;]+", value):
             host = urlsplit(address).hostname or ""
             if host not in LOOPBACK:
-                found |= {f"://{host}": "://SERVER"} if host else {}
+                found |= {f"://{host}": "://SERVER", f"@{host}": "@SERVER"} if host else {}
         if value.startswith("/") and value.strip("/") and not any(value.startswith(f"{p}/") for p in paths()):
             found[value.rstrip("/")] = os.path.relpath(value, settings.root())
     return found

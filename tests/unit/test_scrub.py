@@ -56,7 +56,7 @@ def told():
 
 def test_a_run_of_the_library_stores_nothing_private(machine, tmp_path):
     chosen = NgramBaseline(
-        run_id="r", server=f"http://me:secret9@{HOST}:8000/v1", prompts="/models/own/rows.jsonl"
+        run_id="r", server="http://me:secret9@box.their.example:8000/v1", prompts="/models/own/rows.jsonl"
     )
     stage = runs.Stage(chosen)
     text = told()
@@ -71,7 +71,7 @@ def test_a_run_of_the_library_stores_nothing_private(machine, tmp_path):
     (stage.folder / f"deep/events.out.tfevents.17.{HOST}.5.0").write_bytes(b"\0events")
     (stage.folder.parent / "next-steps.md").write_text(f"labkit run 02 {text}")
     stage.finish({"ngram_speedup": 1.25, "note": text})
-    assert leaks(tmp_path / "home/alice.b/lab/outputs", machine) == []
+    assert leaks(tmp_path / "home/alice.b/lab/outputs", [*machine, "their.example", "secret9"]) == []
     record = files.read_json(stage.folder / "run.json")
     assert record["settings"]["server"] == "http://SERVER:8000/v1"
     assert not Path(record["settings"]["prompts"]).is_absolute()
