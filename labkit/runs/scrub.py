@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, urlsplit
 
+import psutil
+
 from labkit import files, settings
 
 SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY|APIKEY|CREDENTIALS?|AUTH)(?:_|$)", re.I)
@@ -27,6 +29,7 @@ SHAPES = (
     (rb"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16})\b", b"***"),
     (rb"(?i)(?<=\bBearer )[A-Za-z0-9._~+/=-]{16,}", b"***"),
     (rb"(?<=://)[^/\s:@\"'\\]+:[^/\s@\"'\\]+@", b""),
+    (rb"(?<![\w.~-])/root(?=/)", b"~"),
     (rb"(?<=/home/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
     (rb"(?<=/Users/)(?!user\b)[A-Za-z_][\w.-]*", b"user"),
 )
@@ -104,21 +107,21 @@ class Scrubber:
         import pyarrow.parquet as pq
 
         try:
-            table = pq.read_table(path)
+            schema = pq.read_schema(path)
+            texts = [field.name for field in schema if "string" in str(field.type)]
+            before = pq.read_table(path, columns=texts).to_pydict() if texts else {}
         except (OSError, pa.ArrowException):
             return False  # half a file of an interrupted step: whoever reads it says so
-        changed = False
-        for place, field in enumerate(table.schema):
-            if "string" not in str(field.type):
-                continue
-            before = table.column(place).to_pylist()
-            after = self.value(before)
-            if after != before:
-                table, changed = table.set_column(place, field, pa.array(after, type=field.type)), True
+        after = {name: self.value(column) for name, column in before.items()}
+        changed = [name for name in texts if after[name] != before[name]]
         if changed:
+            table = pq.read_table(path)
+            for name in changed:
+                place = schema.get_field_index(name)
+                table = table.set_column(place, schema.field(name), pa.array(after[name], schema.field(name).type))
             with files.atomic(path) as temporary:
                 pq.write_table(table, temporary)
-        return changed
+        return bool(changed)
 
     def stream(self, path: Path) -> bool:
         """A text file, also a compressed one, some lines at a time."""
@@ -179,14 +182,24 @@ def spellings(needle: str) -> set[str]:
 
 
 def hosts() -> list[tuple[bytes, bytes]]:
-    """Patterns of this machine's names. A short one is only taken for a name where a host stands."""
+    """Patterns of this machine's names and addresses. A short name is only taken for one where a host stands."""
     found = []
     for name in {socket.gethostname(), socket.gethostname().partition(".")[0]} - LOOPBACK - {""}:
-        word = re.escape(name.encode())
         telling = len(name) >= 6 and re.search(r"[\d.-]", name)
         before = b"" if telling else rb"(?:(?<=://)|(?<=@)|(?<=hostname[\"']: [\"']))"
-        found.append((before + word + rb"(?![\w-])", b"HOST"))
+        found.append((before + re.escape(name.encode()) + rb"(?![\w-])", b"HOST"))
+    for address in addresses():
+        found.append((rb"(?<![\d.:])" + re.escape(address.encode()) + rb"(?![\d.])", b"HOST"))
     return sorted(found, key=lambda pair: len(pair[0]), reverse=True)  # the full name before its first part
+
+
+def addresses() -> list[str]:
+    """This machine's own addresses, those of the loopback left out: engines log them."""
+    every = (entry for entries in psutil.net_if_addrs().values() for entry in entries)
+    known = [
+        entry.address.partition("%")[0] for entry in every if entry.family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    return [address for address in known if address not in LOOPBACK]
 
 
 def of_settings(values: Mapping[str, Any]) -> dict[str, str]:

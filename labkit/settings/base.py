@@ -43,7 +43,12 @@ def place(text: str) -> Path:
     """Where a stored path lies here: those under outputs/, .cache/ and the lab's folder are stored relative."""
     first, _, rest = text.partition("/")
     base = {"outputs": outputs(), ".cache": cache()}.get(first)
-    return base / rest if base else root() / Path(text).expanduser()
+    return base / rest if base else Path(os.path.normpath(root() / Path(text).expanduser()))
+
+
+def here(value: str) -> str:
+    """A parameter that was stored, as it is to be given here: a stored path is absolute again, a name stays."""
+    return str(place(value)) if value.startswith(("~/", "../", "outputs/", ".cache/")) else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import nbformat
 import pandas as pd
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import files, runs, settings
+from labkit.runs import accessibility
 from labkit.runs.scrub import Scrubber, of_settings, scrub
 from labkit.settings import ExpertActivation, NgramBaseline
 from tests.private import leaks
@@ -153,6 +155,21 @@ def test_stored_paths_are_found_again_here(machine, tmp_path):
         stored = Scrubber().text(str(path))
         assert not stored.startswith("/")
         assert settings.place(stored) == path
+        assert settings.here(stored) in (str(path), stored)  # a name like data/x is a name of the lab's own
+    own = tmp_path / "models/own"
+    for given in (str(own), str(Path.home() / "models/own")):
+        (stored,) = Scrubber(of_settings({"start": given})).value([given])
+        assert not stored.startswith("/")
+        assert settings.here(stored) == given
+    assert settings.here("smollm2") == "smollm2"
+
+
+def test_addresses_of_the_machine_are_hosts(machine, monkeypatch):
+    """Engines log the address that they listen on; loopback and other people's numbers stay."""
+    entry = type("Entry", (), {"family": socket.AF_INET, "address": "10.1.2.3"})
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": [entry]})
+    said = Scrubber().text("tcp://10.1.2.3:99 tcp://127.0.0.1:5 version 10.1.2.34 and 110.1.2.3")
+    assert said == "tcp://HOST:99 tcp://127.0.0.1:5 version 10.1.2.34 and 110.1.2.3"
 
 
 def test_a_broken_file_does_not_stop_the_rest(machine, tmp_path):
@@ -169,4 +186,6 @@ def test_what_is_published_is_clean():
         ["git", "ls-files", "outputs/published"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert len(listing.stdout.splitlines()) > 5
+    for page in (ROOT / "outputs/published").rglob("*.html"):
+        assert accessibility.problems(page.read_text()) == [], page
     assert leaks(ROOT / "outputs/published", ["root@", "hf_", "sk-", str(Path.home()) + "/", str(ROOT)]) == []
