@@ -29,6 +29,8 @@ def leaks(folder: Path, needles: Iterable[str]) -> list[str]:
 def contents(path: Path) -> Iterator[bytes]:
     """The file's bytes, and what is packed in them."""
     raw = path.read_bytes()
+    if path.suffix in {".ipynb", ".html"}:  # in a picture any few letters are found
+        raw = re.sub(rb"(?<=base64,)[A-Za-z0-9+/=\s]+|(?<=\"image/png\": \")[A-Za-z0-9+/=\\]+", b"", raw)
     if path.suffix in {".parquet", ".png"}:  # packed pixels and pages are no text
         yield from packed(path)
         return

@@ -158,5 +158,6 @@ def text(found: Difference) -> str:
             lines.append(f"  {line['name']:<{width}}  {shown(line['a']):>10}  {shown(line['b']):>10}{ratio}")
         apart = sum(bool(line["apart"]) for frame in each.frames for line in frame.figures)
         many = f"  {len(each.frames)} result files in both; {apart} figures with repeats have quartiles apart"
-        lines += [many, *(f"  {f.name}: not compared: {f.why_not}" for f in each.frames if f.why_not)]
+        lines += [many, *(f"  {f.name}: {n} is {a} in A, {b} in B" for f in each.frames for n, a, b in f.constant)]
+        lines += [f"  {f.name}: not compared: {f.why_not}" for f in each.frames if f.why_not]
     return "\n".join(lines)

@@ -29,6 +29,7 @@ class Compared:
     figures: list[dict[str, object]] = field(default_factory=list)  # those that differ
     same: int = 0  # figures that are equal in both
     only: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))  # groups that one run lacks
+    constant: list[tuple[str, str, str]] = field(default_factory=list)  # keys of one value that is another in B
     why_not: str = ""
 
     @property
@@ -49,7 +50,10 @@ def compare(name: str, first: Path, second: Path) -> Compared:
     if keys[0] != keys[1]:
         found.why_not = f"rows are told apart by {listed(keys[0])} in A, by {listed(keys[1])} in B"
         return found
-    found.keys = few_enough(frames, keys[0])
+    single = [key for key in keys[0] if all(len(frame[key].unique()) == 1 for frame in frames)]
+    values = [(key, *(str(frame[key].iloc[0]) for frame in frames)) for key in single]
+    found.constant = [line for line in values if line[1] != line[2]]
+    found.keys = few_enough(frames, [key for key in keys[0] if key not in single])
     labels = [labels_of(frame, found.keys) for frame in frames]
     found.only = (sorted({*labels[0]} - {*labels[1]}), sorted({*labels[1]} - {*labels[0]}))
     pooled = [pool(frame, label, found.keys) for frame, label in zip(frames, labels, strict=True)]

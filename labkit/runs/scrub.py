@@ -36,6 +36,7 @@ SHAPES = (
 TEXT = {".json", ".jsonl", ".md", ".log", ".txt", ".yaml", ".yml", ".csv", ".py", ".sh", ".gz"}
 ESCAPE = re.compile(rb"(?:\\[nrt]|\[\d{1,2}m|-[A-Z])$")
 LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+TEMPORARY = "TMP"
 CHUNK = 16 << 20
 
 
@@ -162,7 +163,7 @@ def secrets() -> list[str]:
 
 def paths() -> dict[str, str]:
     """This machine's folders and what stands for each."""
-    found = {str(Path.home()): "~", tempfile.gettempdir(): "tmp", sys.prefix: ".venv"}
+    found = {str(Path.home()): "~", tempfile.gettempdir(): TEMPORARY, sys.prefix: ".venv"}
     named = {
         Path(__file__).parents[2]: ".",
         settings.root(): ".",
@@ -207,13 +208,14 @@ def of_settings(values: Mapping[str, Any]) -> dict[str, str]:
 
     `values` are the settings as a mapping. A path becomes relative to the lab's folder.
     """
+    known = [folder for folder, told in paths().items() if told != TEMPORARY]  # those are found again as they are
     found = {}
     for value in (str(v) for v in values.values() if isinstance(v, str)):
         for address in re.findall(r"\bhttps?://[^\s,;]+", value):
             host = urlsplit(address).hostname or ""
             if host not in LOOPBACK:
                 found |= {f"://{host}": "://SERVER", f"@{host}": "@SERVER"} if host else {}
-        if value.startswith("/") and value.strip("/") and not any(value.startswith(f"{p}/") for p in paths()):
+        if value.startswith("/") and value.strip("/") and not any(value.startswith(f"{p}/") for p in known):
             found[value.rstrip("/")] = os.path.relpath(value, settings.root())
     return found
 

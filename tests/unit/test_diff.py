@@ -67,10 +67,10 @@ def test_medians_and_quartiles_by_key(make):
     (stage,) = diff.diff("a", "b").stages
     assert stage.only == (["only_a"], [])
     (found,) = stage.frames
-    assert found.keys == ["variant", "category"]
+    assert found.keys == ["category"], "the variant is the same in all rows"
     assert found.same == 2, "tokens_total of both categories"
     code, story = found.figures
-    assert (code["group"], code["figure"]) == ("baseline, code", "ttft_ms")
+    assert (code["group"], code["figure"]) == ("code", "ttft_ms")
     assert (code["a"], code["b"], code["ratio"]) == (11.5, 17.25, 1.5)
     assert code["spread_a"] == (10.75, 12.25, 4)
     assert code["spread_b"] == (16.125, 18.375, 4)
@@ -90,7 +90,7 @@ def test_rows_of_one_run_alone_are_named(make):
     make("a", saved={"rows": rows().head(6)})
     make("b", saved={"rows": rows(category=["code"] * 4 + ["maths"] * 4)})
     found = diff.diff("a", "b").stages[0].frames[0]
-    assert found.only == (["baseline, story"], ["baseline, maths"])
+    assert found.only == (["story"], ["maths"])
 
 
 def test_frames_with_other_keys_are_not_compared(make):
@@ -99,6 +99,17 @@ def test_frames_with_other_keys_are_not_compared(make):
     found = diff.diff("a", "b").stages[0].frames[0]
     assert found.why_not == "rows are told apart by variant, category in A, by category in B"
     assert not found.figures
+
+
+def test_a_key_with_one_value_does_not_keep_rows_apart(make):
+    """Another model everywhere: the rows still stand beside each other, and it is said."""
+    make("a", saved={"rows": rows(model="smollm2")})
+    make("b", saved={"rows": rows(1.5, model="toy")})
+    found = diff.diff("a", "b")
+    assert [line["ratio"] for line in found.stages[0].frames[0].figures] == [1.5, 1.5]
+    assert found.stages[0].frames[0].constant == [("model", "smollm2", "toy")]
+    assert "rows: model is smollm2 in A, toy in B" in diff.text(found)
+    assert "model is smollm2 in A and toy in B" in diff.page(found).read_text()
 
 
 def test_numbers_are_keys_of_a_grid_and_steps_are_not():
