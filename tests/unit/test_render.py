@@ -304,9 +304,11 @@ def test_a_record_of_another_version_is_shown(run):
     record = files.read_json(path)
     record["settings"] |= {"no_longer": "there"}
     record["provenance"] = {"packages": None}
+    record["headline"] = {"baseline_tok_s": "fast", "ngram_speedup": [1], "ngram_acceptance_length": 2.5}
     files.write_json(path, record)
     index = runs.render(folder)
     assert "no_longer=there" in index.read_text()
+    assert "2.50" in index.read_text()
     assert accessibility.problems(page_of(folder)) == []
 
 
