@@ -125,6 +125,19 @@ def test_scrubbed_twice_is_scrubbed_once(machine, tmp_path):
     assert "/models/own" not in re.sub(r"\.\./models/own", "", once)
 
 
+def test_words_of_a_configuration_are_no_secrets(machine, monkeypatch):
+    """A variable called AUTH or KEY may hold a plain word, which results are full of."""
+    for name, value in {
+        "AUTH_MODE": "benchmark",
+        "SORT_KEY": "20261130",
+        "X_KEY": "short1",
+        "Y_TOKEN": "/a/b/c/d",
+    }.items():
+        monkeypatch.setenv(name, value)
+    text = "benchmark 20261130 short1 /a/b/c/d"
+    assert Scrubber().text(text) == text
+
+
 @pytest.mark.parametrize(
     ("text", "want"),
     [
@@ -175,6 +188,7 @@ def test_addresses_of_the_machine_are_hosts(machine, monkeypatch):
 def test_a_broken_file_does_not_stop_the_rest(machine, tmp_path):
     folder = tmp_path / "outputs/r/02_ngram_baseline"
     folder.mkdir(parents=True)
+    (folder / "half.partial.ipynb").write_text('{"cells": [')
     (folder / "half.parquet").write_bytes(b"PAR1 half")
     (folder / "half.json.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
     (folder / "z.log").write_text(HOST)
