@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
+from labkit.engine import bounds
 from labkit.errors import LabError
 
 # What stands behind a path of one's own: any number of /v1, and the endpoint where a whole one was pasted.
@@ -30,9 +32,14 @@ def base_url(url: str) -> str:
     text = url.strip()
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
-        _ = parts.port
-    except ValueError as error:
+        _ = parts.port, httpx.URL(text)
+    except (ValueError, httpx.InvalidURL) as error:
         raise BadUrl(f"{url!r} is no http address ({error})", "give it as http://host:port") from error
+    if "@" in parts.netloc:  # it would get into results and logs
+        raise BadUrl(
+            f"the address of {parts.hostname} holds a user's name or a password",
+            "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
+        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadUrl(f"{url!r} is no http address", "give it as http://host:port")
     path = ENDPOINT.sub("", parts.path.rstrip("/"))
@@ -55,8 +62,17 @@ def local(url: str) -> bool:
 
 
 def get(url: str, timeout: float = 10) -> httpx.Response:
-    """A page of a server, asked for as the benchmark asks: with its key, and past any proxy where it is local."""
-    return httpx.get(url, timeout=timeout, headers=headers(), trust_env=not local(url))
+    """A page of a server, asked for as the benchmark asks: with its key, and past any proxy where it is local.
+
+    Redirects are not followed: they could lead the key to another host. Raises TooMuch for an endless page.
+    """
+    with httpx.Client(timeout=timeout, **options(url), event_hooks=bounds.HOOKS) as client:
+        return client.get(url)
+
+
+def options(url: str) -> dict[str, Any]:
+    """What a client of this server is made with: the key, answers as they are, no proxy to this very machine."""
+    return {"headers": headers() | bounds.PLAIN, "trust_env": not local(url)}
 
 
 def root_url(url: str) -> str:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from labkit import files, settings
 from labkit.errors import LabError
 from labkit.runs import headline
+from labkit.runs.stage import record_of
 
 if TYPE_CHECKING:  # takes seconds to import, which a run that renders nothing should not wait
     import nbformat
@@ -37,7 +38,7 @@ def run_folder(run: str | Path) -> Path:
 def render(run: str | Path) -> Path:
     """Write <notebook>.html beside each executed notebook and index.html; returns the index's path."""
     folder = run_folder(run)
-    records = [files.read_json(path) for path in sorted(folder.glob("*/run.json"))]
+    records = [record_of(path) for path in sorted(folder.glob("*/run.json"))]
     for record in records:
         notebook = folder / record["notebook"] / f"{record['notebook']}.ipynb"
         if notebook.exists():

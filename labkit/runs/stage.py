@@ -28,6 +28,7 @@ class Stage:
         self.settings = settings
         self.folder: Path = settings.folder
         self.started = time.time()
+        self.clock = time.monotonic()  # durations are its: the other one may be set
         self.laps: dict[str, float] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
 
@@ -47,7 +48,7 @@ class Stage:
 
     def lap(self, step: str) -> float:
         """Note the seconds since the last lap, or since the stage began, as those of `step`; run.json has them."""
-        seconds = time.time() - self.started - sum(self.laps.values())
+        seconds = time.monotonic() - self.clock - sum(self.laps.values())
         self.laps[step] = seconds
         return seconds
 
@@ -61,7 +62,7 @@ class Stage:
             "headline": {name: plain(value) for name, value in headline.items()},
             **more,
             "started": datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.time() - self.started, 1),
+            "seconds": round(time.monotonic() - self.clock, 1),
             "laps_s": {name: round(seconds, 1) for name, seconds in self.laps.items()},
             "results": sorted(file.name for file in self.folder.glob("*.parquet")),
             "provenance": provenance(),
@@ -80,6 +81,17 @@ def headline_of(run_folder: Path) -> dict[str, dict[str, Any]]:
     """notebook: its headline, for every finished stage of a run."""
     found = {}
     for path in sorted(run_folder.glob("*/run.json")):
-        record = files.read_json(path)
+        record = record_of(path)
         found[record["notebook"]] = record["headline"]
     return found
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    """A stage's run.json; raises BrokenFile for one that no stage wrote into this folder."""
+    record = files.read_record(path, notebook=str, headline=dict, settings=dict, provenance=dict)
+    if record["notebook"] != path.parent.name:
+        raise files.BrokenFile(
+            f"{path} is of the notebook {record['notebook']!r:.80}, not of its folder's",
+            "delete it or move it back",
+        )
+    return record
