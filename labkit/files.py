@@ -50,6 +50,11 @@ def no_room(error: BaseException) -> bool:
     return number in FULL or bool(FULL_TEXT.search(str(error)))
 
 
+def is_plain_name(name: Any) -> bool:
+    """Whether this is a file's name without a path: what lies in a folder, and never leads out of it."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
+
+
 def require_space(path: Path, needed: int) -> None:
     """Raise DiskFull unless `needed` bytes, and a little more, are free where `path` is or will be."""
     folder = next(p for p in [path, *path.parents] if p.exists())
@@ -121,7 +126,8 @@ def read_parquet(path: Path) -> pd.DataFrame:
     import pyarrow as pa
 
     try:
-        return pd.read_parquet(path)
+        with path.open("rb") as file:  # of a folder pandas would make an empty frame
+            return pd.read_parquet(file)
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, pa.ArrowException) as error:
         raise BrokenFile(f"{path} is not readable parquet ({error})", f"delete {path} and run again") from error
 

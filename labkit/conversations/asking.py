@@ -84,7 +84,7 @@ def everything(
 
 
 def post(client: httpx.Client, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The server's reply to one request; a request that it refuses gives {"error": its reason}. Raises NoAnswer."""
+    """The server's reply to one request; {"error": its reason} where it refuses it. Raises NoAnswer."""
     response = client.post(url, json=body)
     if 400 <= response.status_code < 500 and response.status_code not in (408, 429):  # those are for later
         return {"error": bounds.without_key(response.text[:300])}

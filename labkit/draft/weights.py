@@ -61,7 +61,7 @@ def places(folder: Path) -> dict[str, Path]:
 
 def inside(folder: Path, name: Any) -> Path:
     """A file that an index names; raises BrokenFile for one outside of the folder, which a download never has."""
-    if not isinstance(name, str) or Path(name).name != name:
+    if not files.is_plain_name(name):
         raise files.BrokenFile(f"the index in {folder} names {name!r:.200}, no plain file name", "do not trust it")
     return folder / name
 

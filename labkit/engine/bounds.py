@@ -50,7 +50,7 @@ class Bounded(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 
 def hold(response: httpx.Response) -> None:
-    """Bound an answer; refuses one that is packed although that was declined: a small one can unpack to anything."""
+    """Bound an answer; refuses one that is packed unasked: a small one can unpack to anything."""
     kind = response.headers.get("content-encoding", "identity").lower()
     if kind != "identity":
         raise TooMuch(

@@ -177,8 +177,8 @@ def options_of(variant: str, overrides: Options) -> Options:
     if "host" in options["flags"]:
         raise UnknownVariant(
             f"flags name the host {options['flags']['host']!r}",
-            "the lab's servers listen on this machine alone: reach it through a tunnel, or start vLLM yourself and "
-            "give its address by `server`",
+            "the lab's servers listen on this machine alone: reach it through a tunnel, or start vLLM yourself "
+            "and give its address by `server`",
         )
     missing = [name for name, value in options.items() if value is ...]
     if missing:

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
 from labkit import files, settings
 from labkit.errors import LabError
+from labkit.runs.stage import hold, release
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
 
 if TYPE_CHECKING:
@@ -28,10 +27,6 @@ UPSTREAM = {"05_evaluation": ("02_ngram_baseline", "04_eagle3_pipeline")}
 
 class UnknownNotebook(LabError):
     """No notebook has this name or number."""
-
-
-class StageBusy(LabError):
-    """Another process is running the same stage of the same run."""
 
 
 class StageFailed(LabError):
@@ -103,12 +98,11 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
 def alone(folder: Path) -> Iterator[None]:
     """Hold the stage's folder; raises StageBusy while another labkit writes to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / ".lock", timeout=0)  # the system frees it when its holder is killed
+    hold(folder)
     try:
-        with lock:
-            yield
-    except filelock.Timeout as error:
-        raise StageBusy(f"another run is writing to {folder}", "wait for it, or give another run_id") from error
+        yield
+    finally:
+        release(folder)
 
 
 def outdate(chosen: Settings) -> None:

@@ -5,19 +5,47 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit import files
+from labkit.errors import LabError
 from labkit.runs.provenance import provenance
 from labkit.settings import Settings
 
 SCHEMA_VERSION = 1
+HELD: dict[Path, filelock.FileLock] = {}  # by this process, until the stage is finished or the process ends
+
+
+class StageBusy(LabError):
+    """Another process is running the same stage of the same run."""
+
+
+def hold(folder: Path) -> None:
+    """Keep other labs away from a stage's folder; again in the same process is no matter. Raises StageBusy."""
+    lock = HELD.get(folder) or filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        if not lock.is_locked:
+            lock.acquire()  # the system frees it when its holder is killed
+    except filelock.Timeout as error:
+        raise StageBusy(
+            f"another run, or a notebook's kernel, is writing to {folder}",
+            "wait for it, shut that kernel down, or give another run_id",
+        ) from error
+    HELD[folder] = lock
+
+
+def release(folder: Path) -> None:
+    """Let other labs in."""
+    if folder in HELD:
+        HELD.pop(folder).release()
 
 
 class Stage:
@@ -31,6 +59,8 @@ class Stage:
         self.clock = time.monotonic()  # durations are its: the other one may be set
         self.laps: dict[str, float] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
+        if "LABKIT_HEADLESS" not in os.environ:  # there the process that runs the notebook holds it
+            hold(self.folder)
 
     def save(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a tidy frame as <name>.parquet."""
@@ -68,6 +98,7 @@ class Stage:
             "provenance": provenance(),
         }
         files.write_json(path, record)
+        release(self.folder)
         return path
 
 

@@ -193,7 +193,7 @@ def check_model_dir(path: Path) -> None:
 
 
 def weights_missing(path: Path) -> list[Path]:
-    """The shards that the directory's index names and that are not there; raises BrokenTarget for a broken index."""
+    """The shards that the directory's index names and that are not there; raises BrokenTarget."""
     index = path / "model.safetensors.index.json"
     try:
         names = set(map(str, files.read_record(index, weight_map=dict)["weight_map"].values()))
@@ -201,7 +201,7 @@ def weights_missing(path: Path) -> list[Path]:
         return []
     except files.BrokenFile as error:
         raise BrokenTarget(error.what, "fetch the model's index anew") from error
-    outside = [name for name in names if Path(name).name != name]
+    outside = [name for name in names if not files.is_plain_name(name)]
     if outside:
         raise BrokenTarget(
             f"{index} names {outside[0]!r:.200}, which is no plain file name", "do not trust this model"

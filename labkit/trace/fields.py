@@ -86,12 +86,12 @@ def as_object(args: Any) -> dict[str, Any]:
 
 
 def plain_text(escaped: bytes) -> str:
-    """The content of a JSON string."""
+    """The content of a JSON string; halves of characters, which nothing can print or store, as question marks."""
     text = escaped.decode("utf-8", errors="replace")
     if "\\" not in text:
         return text
     try:
-        return json.loads(f'"{text}"', strict=False)
+        return json.loads(f'"{text}"', strict=False).encode(errors="replace").decode()
     except json.JSONDecodeError:
         return text
 
@@ -134,7 +134,10 @@ def small(value: Any) -> bool:
 def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
     """A decoded event in the form that EVENT gives: JSON's own bytes, so that both ways find the same names."""
     args = event.get("args")
-    cat, name = (json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode() for key in ("cat", "name"))
+    cat, name = (
+        json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode(errors="replace")
+        for key in ("cat", "name")
+    )
     lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
     times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
     return (cat, name, lane, *times, args if isinstance(args, dict) else None)

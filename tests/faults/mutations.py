@@ -13,8 +13,8 @@ ODD = (
     b"null", b"true", b"-1", b"0", b"1e999", b"-1e999", b"1E+999999", b"NaN", b"Infinity", b"1.5", b"1e15", b'""',
     b'"x"', b"[]", b"{}", b"[[]]", b'{"a":1}', b"9" * 25, b"9" * 5000, b"18446744073709551616", b"2147483648",
     b'"\\ud800"', b'"\\u0000"', b'"\xc2\xb2"', b'"\xd9\xa3"', b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"[" * 3000,
-    b'{"a":' * 3000, b"\n", b"\r", b"\n\n", b",", b":", b"}", b"]", b'"', b"\\", b"#", b"data: ", b"event: error\n",
-    b'"ph"', b'"prompt"', b'"messages"', b'"role"', b"_total", b"1e400", b"\xe2\x80\xa8",
+    b'{"a":' * 3000, b"\n", b"\r", b"\n\n", b",", b":", b"}", b"]", b'"', b"\\", b"#", b"data: ",
+    b"event: error\n", b'"ph"', b'"prompt"', b'"messages"', b'"role"', b"_total", b"1e400", b"\xe2\x80\xa8",
 )  # fmt: skip
 
 

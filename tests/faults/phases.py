@@ -79,7 +79,10 @@ def extraction(server: Any, folder: Path) -> int:
         frame = pd.DataFrame({"input_ids": ids, "seq_len": 4, "prompt_tokens": 1})
         files.write_parquet(data / "dataset.parquet", frame.assign(split="train"))
     extract.run(data, server, out, target=target(folder), layers="1,2,3", concurrency=2)
-    return sum(extract.load_states(extract.states_path(out, row))["token_ids"].tolist() == ids[row] for row in range(COUNT))
+    return sum(
+        extract.load_states(extract.states_path(out, row))["token_ids"].tolist() == ids[row]
+        for row in range(COUNT)
+    )
 
 
 PHASES: dict[str, Callable[[Any, Path], int]] = {

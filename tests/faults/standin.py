@@ -1,4 +1,4 @@
-"""A light server in place of `vllm serve`, which fails when and how the variable FAULT says.
+"""A light server in place of `vllm serve` that fails when and how the variable FAULT says.
 
 `python standin.py PORT`. FAULT is JSON: `at` ("start", "post" or nothing), `how` ("kill", "memory", "disk", "hang"),
 `after` (how many POSTs are answered first), `asked` (a file that gets a line a POST), and for hidden states
@@ -101,7 +101,9 @@ class Answer(http.server.BaseHTTPRequestHandler):
             if failing and number == 2:
                 fail()
             end = "length" if number == TOKENS - 1 else None
-            self.chunk({"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": end, "token_ids": [number]}]})
+            self.chunk(
+                {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": end, "token_ids": [number]}]}
+            )
             time.sleep(0.01)
         self.chunk("[DONE]")
         self.wfile.write(b"0\r\n\r\n")

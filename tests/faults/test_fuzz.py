@@ -32,7 +32,7 @@ from tests.unit.sse_server import ROLE, delta, usage
 PARTS = 4  # so that no part of the whole count takes minutes
 LIMIT_S = 60
 STRUCTURED = settings(
-    max_examples=2_000 if figures.SOAK else 60,
+    max_examples=1_000 if figures.SOAK else 30,
     deadline=None,
     database=None,
     derandomize=not figures.SOAK,
@@ -40,9 +40,18 @@ STRUCTURED = settings(
 )
 parts = pytest.mark.parametrize("part", range(PARTS))
 LEAF = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["user", "X", "1e999"])
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(["user", "X", "1e999"]),
 )
-VALUE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+VALUE = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
 
 
 def share(name: str) -> int:
@@ -121,7 +130,10 @@ def streams() -> list[bytes]:
     spoken = [{**ROLE, "prompt_token_ids": [1, 2]}, delta(reasoning="x", ids=[3]), delta(content="ab", ids=[4, 5])]
     told = {"num_spec_tokens": 2, "acceptance_histogram": [1, 1, 0], "num_draft_tokens": 4, "num_drafts": 2}
     last = {**delta("stop", ids=[]), "metrics": {"speculative_decoding": told}}
-    steps = {**delta("stop"), "meta_info": {"spec_verify_ct": 2, "completion_tokens": 5, "spec_accept_token_num": 2}}
+    steps = {
+        **delta("stop"),
+        "meta_info": {"spec_verify_ct": 2, "completion_tokens": 5, "spec_accept_token_num": 2},
+    }
     calls = delta(tool_calls=[{"function": {"name": "f", "arguments": "{}"}}])
     parts = delta(content=[{"type": "thinking", "thinking": [{"text": "t"}]}, {"type": "text", "text": "u"}])
     events = [[*spoken, last, usage(3)], [ROLE, calls, delta(content="c"), steps], [ROLE, parts, delta("length")]]
@@ -186,7 +198,11 @@ FIELDS = ["choices", "usage", "error", "object", "prompt_token_ids", "metrics", 
 CHOICE = ["index", "delta", "finish_reason", "token_ids", "text", "usage", "prompt_token_ids"]
 
 
-@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), VALUE | st.lists(st.dictionaries(st.sampled_from(CHOICE), VALUE)))))
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(FIELDS), VALUE | st.lists(st.dictionaries(st.sampled_from(CHOICE), VALUE)))
+    )
+)
 @STRUCTURED
 def test_streams_of_any_values(tmp_path_factory: pytest.TempPathFactory, events: list[dict[str, Any]]) -> None:
     sent = [ROLE, *events, delta(content="a"), delta("stop")]
@@ -236,7 +252,9 @@ def test_pages_of_metrics(part: int) -> None:
             read_page(data.decode("utf-8", "replace"), before)
 
 
-NAMES = st.sampled_from(["vllm:spec_decode_num_drafts_total", "sglang:spec_verify_calls", "vllm:request_success", "x"])
+NAMES = st.sampled_from(
+    ["vllm:spec_decode_num_drafts_total", "sglang:spec_verify_calls", "vllm:request_success", "x"]
+)
 LINE = st.tuples(NAMES, st.text(max_size=12), st.floats().map(str) | st.text(max_size=8)).map(
     lambda drawn: f"{drawn[0]}{{{drawn[1]}}} {drawn[2]}"
 )
@@ -278,11 +296,20 @@ def dataset_files() -> dict[str, list[bytes]]:
     """Whole files by their ending."""
     turns = [ROWS[2]["messages"], ROWS[2]["messages"]]
     table = pa.table({"messages": turns, "id": [1, 2], "when": pa.array([0, 1], pa.timestamp("us"))})
-    ids = {"input_ids": [[1, 2, 3]], "loss_mask": [[False, True, True]], "prompt_id": ["p"], "messages": [turns[0]]}
+    ids = {
+        "input_ids": [[1, 2, 3]],
+        "loss_mask": [[False, True, True]],
+        "prompt_id": ["p"],
+        "messages": [turns[0]],
+    }
     return {
         ".jsonl": [b"\n".join(json.dumps(row).encode() for row in ROWS)],
         ".json": [json.dumps(ROWS).encode(), json.dumps(ROWS[4]).encode()],
-        ".parquet": [parquet(table), parquet(table, compression="none", use_dictionary=False), parquet(pa.table(ids))],
+        ".parquet": [
+            parquet(table),
+            parquet(table, compression="none", use_dictionary=False),
+            parquet(pa.table(ids)),
+        ],
     }
 
 

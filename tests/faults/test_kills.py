@@ -69,8 +69,9 @@ def test_a_server_that_never_comes_up_is_ended(tmp_path: Path, monkeypatch: pyte
     """It ignores SIGTERM, as an engine that loads does."""
     real = engine.serve
     monkeypatch.setattr(engine, "serve", lambda *args, **more: real(*args, **more | {"start_limit_s": 2}))
-    with pytest.raises(engine.EngineFailed, match="was not ready after 2 s"), phases.serving(
-        tmp_path, at="start", how="hang"
+    with (
+        pytest.raises(engine.EngineFailed, match="was not ready after 2 s"),
+        phases.serving(tmp_path, at="start", how="hang"),
     ):
         pytest.fail("it never came up")
     assert all_gone(tmp_path)

@@ -38,7 +38,8 @@ def test_a_slow_network_costs_time_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "said"), [("reset", "broke off"), ("close", "broke off"), ("half", "broke off"), ("silent", "time-out")]
+    ("end", "said"),
+    [("reset", "broke off"), ("close", "broke off"), ("half", "broke off"), ("silent", "time-out")],
 )
 def test_a_connection_that_breaks_in_a_stream_is_one_failed_row(tmp_path: Path, end: str, said: str) -> None:
     """The next lab measures that request alone: the others were kept."""
@@ -64,7 +65,9 @@ def test_a_connection_that_breaks_in_a_stream_is_one_failed_row(tmp_path: Path, 
 def test_a_connection_that_breaks_while_answers_are_made_loses_none(tmp_path: Path, end: str) -> None:
     import pandas as pd
 
-    rows = [{"prompt_id": f"p{i}", "category": "c", "topic": f"t{i}", "tools": "", "split": "train"} for i in range(6)]
+    rows = [
+        {"prompt_id": f"p{i}", "category": "c", "topic": f"t{i}", "tools": "", "split": "train"} for i in range(6)
+    ]
     frame = pd.DataFrame(rows)
     frame["messages"] = [[{"role": "user", "content": row["prompt_id"]}] for row in rows]
     options = {"max_length": 32, "max_tokens": 4, "concurrency": 1}
@@ -106,7 +109,9 @@ def test_a_hostile_server_is_a_failed_row(kind: str, monkeypatch: pytest.MonkeyP
     reply, said = HOSTILE[kind]
     monkeypatch.setattr(bounds, "MOST", 8 << 20)
     monkeypatch.setenv("LABKIT_API_KEY", KEY)
-    with serving(lambda _path, body: reply if body["messages"][0]["content"] == "bad" else script(_path, body)) as server:
+    with serving(
+        lambda _path, body: reply if body["messages"][0]["content"] == "bad" else script(_path, body)
+    ) as server:
         table = bench.run(server.url, ["good", "bad"], **OPTIONS | {"timeout_s": 60.0})
     errors = table.set_index("prompt_id")["error"]
     assert errors.isna().tolist() == [True, False]
