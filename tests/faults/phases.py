@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,11 @@ STANDIN = Path(__file__).with_name("standin.py")
 LAYERS, WIDTH = 6, 16
 COUNT = 24  # requests of each step
 PROMPTS = [f"Say {number}" for number in range(COUNT // 2)]
+
+
+def environment() -> dict[str, str]:
+    """For processes of the tests' own: this checkout, one thread each."""
+    return os.environ | {"PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def stand_in() -> None:

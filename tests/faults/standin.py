@@ -1,8 +1,8 @@
 """A light server in place of `vllm serve` that fails when and how the variable FAULT says.
 
-`python standin.py PORT`. FAULT is JSON: `at` ("start", "post" or nothing), `how` ("kill", "memory", "disk", "hang"),
-`after` (how many POSTs are answered first), `asked` (a file that gets a line a POST), and for hidden states
-`storage`, `places` and `width`.
+`python standin.py PORT`. FAULT is JSON: `at` ("start", "post" or nothing), `how` ("kill", "memory", "disk",
+"hang"), `after` (how many POSTs are answered first), `asked` (a file that gets a line a POST), and for hidden
+states `storage`, `places` and `width`.
 """
 
 import http.server

@@ -180,7 +180,7 @@ def saved(found: list[dict[str, Any]], path: Path) -> None:
     whole = table[table["error"].isna()]
     assert (whole["tokens_total"] >= 0).all()
     assert not (whole["tpot_ms"] <= 0).any()
-    json.dumps([row for row in found], default=str).encode()
+    json.dumps(found, default=str).encode()
 
 
 @parts

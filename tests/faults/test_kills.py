@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,11 +23,10 @@ CONCURRENT = 2  # requests under way when a server dies
 
 
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """`engine.serve` starts the stand-in; the environment's own command comes back."""
     monkeypatch.setattr(launch, "command", launch.command)
     phases.stand_in()
-    yield
 
 
 def mentioning(folder: Path) -> list[psutil.Process]:
@@ -99,7 +97,7 @@ def test_a_server_that_dies_in_a_step_costs_what_was_under_way(tmp_path: Path, n
 def test_a_lab_that_is_killed_in_a_step_goes_on_from_there(tmp_path: Path, name: str, attempt: int) -> None:
     """kill -9 at a random moment of the step: its server ends by itself, and the next lab does only the rest."""
     words = [sys.executable, "-m", "tests.faults.phases", name, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    environment = phases.environment()
     lab = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     moment = random.Random(attempt + len(name)).randrange(1, phases.COUNT // 2)
     while phases.finished(name, tmp_path) < moment and lab.poll() is None:

@@ -287,7 +287,8 @@ import json, psutil, subprocess, sys, time
 from pathlib import Path
 from labkit.engine import supervisor
 me = psutil.Process()
-spec = {"command": ["sleep", "120"], "environment": {}, "owner": me.pid, "owner_started": supervisor.started(me.pid)}
+spec = {"command": ["sleep", "120"], "environment": {}, "owner": me.pid}
+spec["owner_started"] = supervisor.started(me.pid)
 path = Path(sys.argv[1]) / "spec.json"
 path.write_text(json.dumps(spec))
 started = subprocess.Popen([sys.executable, "-P", supervisor.__file__, str(path)])
