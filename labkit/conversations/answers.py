@@ -13,7 +13,7 @@ import pandas as pd
 from labkit import files
 from labkit.conversations.asking import everything, opened, post
 from labkit.conversations.forms import Messages
-from labkit.conversations.store import Store, is_answer
+from labkit.conversations.store import Store, is_sound
 from labkit.engine import bounds
 from labkit.errors import LabError
 
@@ -170,7 +170,7 @@ def understood(reply: dict[str, Any], server: Any) -> dict[str, Any]:
             f"the server at {server.base_url} returns no token ids",
             "use vLLM 0.11 or newer as the server: tokens and loss masks have to be exact",
         )
-    if not is_answer(answer):
+    if not is_sound(answer):
         raise bounds.no_answer(server.base_url, reply)
     return answer
 

@@ -9,20 +9,21 @@ from typing import Any
 
 from labkit import files
 
-ANSWER = {"prompt_token_ids": list, "token_ids": list, "text": str, "finish_reason": str}
+WRITTEN = {"text": str, "finish_reason": str}  # what a row has, and of which kind
+ANSWER = {"prompt_token_ids": list, "token_ids": list, **WRITTEN}
 
 
 class Store:
     """Rows with a `key` in a JSON-lines file, appended as they come; a line cut short by a kill is ignored."""
 
-    def __init__(self, path: Path) -> None:
-        """Read what is there."""
+    def __init__(self, path: Path, kinds: dict[str, type] = ANSWER) -> None:
+        """Read what is there and has fields of these kinds."""
         self.path = path
         self.lock = threading.Lock()
         self.rows: dict[str, dict[str, Any]] = {}
         lines = path.read_bytes().split(b"\n") if path.exists() else []
         for line in lines:
-            row = parsed(line)
+            row = parsed(line, kinds)
             if row is not None:
                 self.rows[row["key"]] = row
 
@@ -39,7 +40,7 @@ class Store:
                 raise
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes, kinds: dict[str, type]) -> dict[str, Any] | None:
     """The row of a line: an answer, or a refusal; None for anything else, which is asked for again."""
     try:
         row = json.loads(line)
@@ -47,11 +48,12 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict) or not isinstance(row.get("key"), str):
         return None
-    return row if "error" in row or is_answer(row) else None
+    return row if "error" in row or is_sound(row, kinds) else None
 
 
-def is_answer(row: dict[str, Any]) -> bool:
-    """Whether a row has what an answer has, of the right kinds."""
-    if not all(isinstance(row.get(name), kind) for name, kind in ANSWER.items()):
+def is_sound(row: dict[str, Any], kinds: dict[str, type] = ANSWER) -> bool:
+    """Whether a row's fields are of these kinds, its lists of token ids."""
+    if not all(isinstance(row.get(name), kind) for name, kind in kinds.items()):
         return False
-    return all(type(token) is int and 0 <= token < 2**31 for token in row["prompt_token_ids"] + row["token_ids"])
+    ids = [token for name, kind in kinds.items() if kind is list for token in row[name]]
+    return all(type(token) is int and 0 <= token < 2**31 for token in ids)
