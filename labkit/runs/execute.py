@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import files, settings
 from labkit.errors import LabError
-from labkit.runs.stage import hold, release
+from labkit.runs.stage import lock
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
 
 if TYPE_CHECKING:
@@ -98,11 +98,11 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
 def alone(folder: Path) -> Iterator[None]:
     """Hold the stage's folder; raises StageBusy while another labkit writes to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    hold(folder)
+    held = lock(folder)
     try:
         yield
     finally:
-        release(folder)
+        held.release()
 
 
 def outdate(chosen: Settings) -> None:

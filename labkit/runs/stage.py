@@ -28,18 +28,23 @@ class StageBusy(LabError):
     """Another process is running the same stage of the same run."""
 
 
-def hold(folder: Path) -> None:
-    """Keep other labs away from a stage's folder; again in the same process is no matter. Raises StageBusy."""
-    lock = HELD.get(folder) or filelock.FileLock(folder / ".lock", timeout=0)
+def lock(folder: Path) -> filelock.FileLock:
+    """The stage's lock, taken; raises StageBusy. The system frees it when its holder is killed."""
+    found = filelock.FileLock(folder / ".lock", timeout=0)
     try:
-        if not lock.is_locked:
-            lock.acquire()  # the system frees it when its holder is killed
+        found.acquire()
     except filelock.Timeout as error:
         raise StageBusy(
             f"another run, or a notebook's kernel, is writing to {folder}",
             "wait for it, shut that kernel down, or give another run_id",
         ) from error
-    HELD[folder] = lock
+    return found
+
+
+def hold(folder: Path) -> None:
+    """Keep other labs away from a notebook's folder; again in the same kernel is no matter. Raises StageBusy."""
+    if folder not in HELD:
+        HELD[folder] = lock(folder)
 
 
 def release(folder: Path) -> None:
