@@ -32,7 +32,7 @@ from tests.unit.sse_server import ROLE, delta, usage
 PARTS = 4  # so that no part of the whole count takes minutes
 LIMIT_S = 60
 STRUCTURED = settings(
-    max_examples=1_000 if figures.SOAK else 30,
+    max_examples=300 if figures.SOAK else 20,
     deadline=None,
     database=None,
     derandomize=not figures.SOAK,

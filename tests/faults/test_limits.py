@@ -172,7 +172,7 @@ from labkit import conversations, trace
 from labkit.errors import LabError
 import labkit.trace.model, pyarrow.parquet
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + (48 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (used + (24 << 20),) * 2)
 try:
     {work}
 except LabError as error:
@@ -182,14 +182,14 @@ except LabError as error:
 
 @pytest.mark.parametrize("kind", ["trace", "prompts"])
 def test_too_little_memory_is_an_error_that_says_so(tmp_path: Path, kind: str) -> None:
-    """A process that may take 48 MB more, and a file that needs several times that."""
+    """A process that may take 24 MB more, and a file that needs several times that."""
     path = tmp_path / ("rank0.json" if kind == "trace" else "prompts.json")
     if kind == "trace":
-        events = [kineto.event("cpu_op", f"op_{i}" * 6, 10.0 * i, 5.0, text=f"{i}" * 30) for i in range(250_000)]
+        events = [kineto.event("cpu_op", f"op_{i}" * 6, 10.0 * i, 5.0, text=f"{i}" * 30) for i in range(120_000)]
         path.write_text(json.dumps({"traceEvents": events}))
         work = f"trace.load({str(path)!r})"
     else:
-        path.write_text(json.dumps([{"prompt": f"{i} " * 40} for i in range(200_000)]))
+        path.write_text(json.dumps([{"prompt": f"{i} " * 40} for i in range(100_000)]))
         work = f"conversations.read({str(path)!r})"
     code = LITTLE.format(work=work)
     environment = phases.environment()
@@ -301,14 +301,14 @@ def test_two_labs_that_answer_into_one_store_lose_no_line(tmp_path: Path) -> Non
     """Long rows from several processes at once: each is read whole."""
     code = "import sys; from pathlib import Path; from labkit.conversations.store import Store\n" + (
         "store = Store(Path(sys.argv[1]))\n"
-        "for n in range(60): store.add({'key': f'{sys.argv[2]}-{n}', 'error': sys.argv[2] * 40_000})"
+        "for n in range(30): store.add({'key': f'{sys.argv[2]}-{n}', 'error': sys.argv[2] * 40_000})"
     )
     path = tmp_path / "answers.jsonl"
     words = [[sys.executable, "-c", code, str(path), name] for name in "abc"]
     labs = [subprocess.Popen(each, env=phases.environment()) for each in words]
     assert [lab.wait() for lab in labs] == [0, 0, 0]
     rows = Store(path).rows
-    assert sorted(rows) == sorted(f"{name}-{n}" for name in "abc" for n in range(60))
+    assert sorted(rows) == sorted(f"{name}-{n}" for name in "abc" for n in range(30))
     assert all(row["error"] == key[0] * 40_000 for key, row in rows.items())
 
 
