@@ -75,7 +75,7 @@ def test_a_server_that_never_comes_up_is_ended(tmp_path: Path, monkeypatch: pyte
     assert all_gone(tmp_path)
 
 
-@pytest.mark.parametrize("how", ["kill", "memory"])
+@pytest.mark.parametrize("how", ["kill", "memory"] if figures.SOAK else ["kill"])
 @pytest.mark.parametrize("name", phases.PHASES)
 def test_a_server_that_dies_in_a_step_costs_what_was_under_way(tmp_path: Path, name: str, how: str) -> None:
     after = 7
