@@ -29,17 +29,19 @@ def base_url(url: str) -> str:
 
     A path before `/v1` (a gateway's) is kept. Raises BadUrl for anything that is no http address.
     """
-    text = url.strip()
+    text = url.strip() if "://" in url else f"http://{url.strip()}"
+    if (
+        "@" in re.split("[/?#]", text.partition("://")[2])[0]
+    ):  # it would get into results, logs and the errors below
+        raise BadUrl(
+            "the address of a server holds a user's name or a password",
+            "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
+        )
     try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
+        parts = urlsplit(text)
         _ = parts.port, httpx.URL(text)
     except (ValueError, httpx.InvalidURL) as error:
         raise BadUrl(f"{url!r} is no http address ({error})", "give it as http://host:port") from error
-    if "@" in parts.netloc:  # it would get into results and logs
-        raise BadUrl(
-            f"the address of {parts.hostname} holds a user's name or a password",
-            "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
-        )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadUrl(f"{url!r} is no http address", "give it as http://host:port")
     path = ENDPOINT.sub("", parts.path.rstrip("/"))

@@ -147,7 +147,9 @@ def test_a_servers_command_never_trusts_a_models_code(tmp_path: Path) -> None:
 # Keys
 
 
-@pytest.mark.parametrize("url", [f"http://user:{KEY}@host:8000", f"https://{KEY}@host/v1", f"user:{KEY}@host:1"])
+@pytest.mark.parametrize(
+    "url", [f"http://user:{KEY}@host:8000", f"https://{KEY}@host/v1", f"user:{KEY}@host:1", f"http://u:{KEY}@[x:y"]
+)
 def test_an_address_with_a_password_is_refused_without_showing_it(url: str) -> None:
     with pytest.raises(urls.BadUrl, match="LABKIT_API_KEY") as refused:
         urls.base_url(url)
