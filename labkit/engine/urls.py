@@ -32,7 +32,7 @@ def base_url(url: str) -> str:
     text = url.strip() if "://" in url else f"http://{url.strip()}"
     if (
         "@" in re.split("[/?#]", text.partition("://")[2])[0]
-    ):  # it would get into results, logs and the errors below
+    ):  # results and errors would hold it
         raise BadUrl(
             "the address of a server holds a user's name or a password",
             "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
