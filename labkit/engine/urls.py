@@ -30,9 +30,7 @@ def base_url(url: str) -> str:
     A path before `/v1` (a gateway's) is kept. Raises BadUrl for anything that is no http address.
     """
     text = url.strip() if "://" in url else f"http://{url.strip()}"
-    if (
-        "@" in re.split("[/?#]", text.partition("://")[2])[0]
-    ):  # results and errors would hold it
+    if "@" in re.split("[/?#]", text.partition("://")[2])[0]:  # results and errors would hold it
         raise BadUrl(
             "the address of a server holds a user's name or a password",
             "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
