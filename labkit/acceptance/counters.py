@@ -166,7 +166,7 @@ def parse(text: str) -> Counters:
         elif sample.name in WINDOWED and sample.value > 0:
             windowed.add(sample.name)
         elif base in OURS and not 0 <= sample.value < MOST:
-            raise Unreadable(f"{base}{dict(labels)} is {sample.value:g}, no count", "read the page again")
+            raise Unreadable(f"{base}{dict(labels)} is {str(sample.value)[:30]}, no count", "read the page again")
         elif base in OURS and series.setdefault((base, labels), sample.value) != sample.value:
             raise Unreadable(
                 f"{base}{dict(labels)} stands there twice, as {series[base, labels]:g} and {sample.value:g}",

@@ -252,6 +252,13 @@ def test_pages_of_metrics(part: int) -> None:
             read_page(data.decode("utf-8", "replace"), before)
 
 
+@pytest.mark.parametrize("digits", [25, 400, 5000])
+def test_a_count_of_many_digits_is_none(digits: int) -> None:
+    """What the soak found: whole numbers come as such from the parser, and a float cannot show them."""
+    with pytest.raises(acceptance.Unreadable):
+        acceptance.parse("vllm:request_success_total " + "9" * digits)
+
+
 NAMES = st.sampled_from(
     ["vllm:spec_decode_num_drafts_total", "sglang:spec_verify_calls", "vllm:request_success", "x"]
 )
