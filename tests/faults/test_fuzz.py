@@ -194,6 +194,14 @@ def test_streams(tmp_path: Path, part: int) -> None:
         saved(found, tmp_path / "rows.parquet")
 
 
+@pytest.mark.parametrize("k", [-1, 4097, 2**31, 10**15])
+@pytest.mark.parametrize("more", [{}, {"per_step_accepted": [1], "per_step_drafted": [1]}])
+def test_an_account_of_endless_drafts_is_unusable(k: int, more: dict[str, Any]) -> None:
+    """What the soak found: a count for each of so many positions would take hours."""
+    told = {"num_spec_tokens": k, "acceptance_histogram": [1, 1], "num_draft_tokens": 4, **more}
+    assert "unusable" in rows.of_response(told, 5)["acceptance_source"]
+
+
 FIELDS = ["choices", "usage", "error", "object", "prompt_token_ids", "metrics", "meta_info"]
 CHOICE = ["index", "delta", "finish_reason", "token_ids", "text", "usage", "prompt_token_ids"]
 
