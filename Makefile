@@ -30,7 +30,7 @@ demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
 test: setup lint  ## unit tests, real engine, notebooks
-	$(BIN)/python -m pytest tests/unit tests/engine tests/notebooks
+	$(BIN)/python -m pytest tests/unit tests/faults tests/engine tests/notebooks
 
 unit: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit
@@ -38,6 +38,7 @@ unit: setup  ## the tests that need no engine
 soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
 	$(BIN)/labkit doctor --probe
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/unit/test_train_resume.py
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/faults
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_real_ngram.py tests/engine/test_head_forms.py tests/engine/test_two_trainings.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_swap.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_extract_real.py

@@ -14,12 +14,16 @@ from typing import Any
 import httpx
 import pandas as pd
 
-from labkit.engine import OnDemand, Server
+from labkit.engine import OnDemand, Server, bounds, urls
 from labkit.errors import LabError
 
 # Logits of small chat models lie between 16 and 32, where bf16 numbers are 0.125 apart: two roundings.
 NEAR_TIE_NATS = 0.25
 TOP = 20  # log-probabilities asked for; a token that is not among them was no near-tie
+
+
+class NoLogprobs(LabError):
+    """The server could not be asked how likely its next tokens are."""
 
 
 class NoTokenIds(LabError):
@@ -95,12 +99,18 @@ def gap(row: dict[str, Any], server: Server | OnDemand) -> float:
 def next_logprobs(server: Server, context: list[int]) -> dict[int, float]:
     """token id: log-probability of the likeliest next tokens after `context` (vLLM's completions)."""
     body = {"model": server.model, "prompt": context, "max_tokens": 1, "temperature": 0, "logprobs": TOP}
-    reply = httpx.post(
-        f"{server.base_url}/completions", json=body | {"return_tokens_as_token_ids": True}, timeout=300
-    )
-    reply.raise_for_status()
-    (top,) = reply.json()["choices"][0]["logprobs"]["top_logprobs"]
-    return {int(token.removeprefix("token_id:")): value for token, value in top.items()}
+    body |= {"return_tokens_as_token_ids": True}
+    url = f"{server.base_url}/completions"
+    try:
+        with httpx.Client(**urls.options(url), timeout=300, event_hooks=bounds.HOOKS) as client:
+            reply = bounds.object_of(client.post(url, json=body).raise_for_status())
+        (top,) = reply["choices"][0]["logprobs"]["top_logprobs"]
+        return {int(token.removeprefix("token_id:")): float(value) for token, value in top.items()}
+    except httpx.HTTPError as error:
+        server.check()
+        raise NoLogprobs(f"{url} did not answer: {error}", "see the server's log, then run again") from error
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise bounds.no_answer(url, reply) from error
 
 
 def share_identical(judged: pd.DataFrame) -> float:

@@ -78,6 +78,10 @@ def run(
         raise typer.Exit(0 if well else 1)
     try:
         execute(notebook, given, force=force)
+    except MemoryError:
+        remedy = "end other programs, or ask for less (fewer prompts, shorter ones); finished steps are kept"
+        typer.echo(f"labkit: no memory left\n  what to do: {remedy}", err=True)
+        sys.exit(1)
     except KeyboardInterrupt:
         typer.echo("labkit: interrupted; finished steps are kept: the same command goes on from there", err=True)
         raise typer.Exit(130) from None

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,11 @@ from labkit.errors import LabError
 
 if TYPE_CHECKING:  # takes seconds to import, which nobody who writes JSON should wait
     import pandas as pd
+
+
+# Errors of a write without room; what writes through Rust (safetensors) has the number in its text alone.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FULL_TEXT = re.compile(rf"os error ({'|'.join(map(str, FULL))})\b")
 
 
 class DiskFull(LabError):
@@ -36,6 +42,17 @@ def disk_full(path: Path, needed: int | None = None) -> DiskFull:
         "free some space (outputs/ and .cache/ hold what the lab made) or set LABKIT_CACHE to another disk, "
         "then run the same command again: finished work is kept",
     )
+
+
+def no_room(error: BaseException) -> bool:
+    """Whether a write failed because disk, quota or the limit of a file's size allow no more."""
+    number = error.errno if isinstance(error, OSError) else None
+    return number in FULL or bool(FULL_TEXT.search(str(error)))
+
+
+def is_plain_name(name: Any) -> bool:
+    """Whether this is a file's name without a path: what lies in a folder, and never leads out of it."""
+    return isinstance(name, str) and Path(name).name == name and name not in ("", ".", "..")
 
 
 def require_space(path: Path, needed: int) -> None:
@@ -60,8 +77,8 @@ def atomic(path: Path) -> Iterator[Path]:
         if inner.is_dir() and path.is_dir():
             path.rename(scratch / "replaced")  # a folder cannot be renamed over another
         inner.replace(path)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if no_room(error):
             raise disk_full(path) from error
         raise
     finally:
@@ -76,11 +93,25 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read JSON; raises BrokenFile naming the file when it is no JSON."""
+    """Read JSON; raises BrokenFile naming the file when it is no JSON, FileNotFoundError where there is none."""
     try:
         return json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise BrokenFile(f"{path} is not readable JSON ({error})", f"delete {path} or restore it") from error
+
+
+def read_record(path: Path, **kinds: type) -> dict[str, Any]:
+    """A JSON object whose named fields are of these kinds; raises BrokenFile for anything else."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise BrokenFile(f"{path} holds {value!r:.60}, no JSON object", f"delete {path} or restore it")
+    for name, kind in kinds.items():
+        if not isinstance(value.get(name), kind):
+            found = f"{name}={value.get(name)!r:.60}, no {kind.__name__}"
+            raise BrokenFile(f"{path} has {found}", f"delete {path} or restore it")
+    return value
 
 
 def write_parquet(path: Path, frame: pd.DataFrame) -> None:
@@ -92,10 +123,12 @@ def write_parquet(path: Path, frame: pd.DataFrame) -> None:
 def read_parquet(path: Path) -> pd.DataFrame:
     """Read a parquet file; raises BrokenFile naming the file when it cannot be read."""
     import pandas as pd
+    import pyarrow as pa
 
     try:
-        return pd.read_parquet(path)
-    except (OSError, ValueError) as error:
+        with path.open("rb") as file:  # of a folder pandas would make an empty frame
+            return pd.read_parquet(file)
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, MemoryError, pa.ArrowException) as error:
         raise BrokenFile(f"{path} is not readable parquet ({error})", f"delete {path} and run again") from error
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.acceptance.counts import Acceptance
+from labkit.acceptance.counts import Acceptance, Impossible
 from labkit.acceptance.sources import from_positions, from_steps, of_verified
 
 # SGLang's names for a request's accepted and drafted tokens, newest first.
 ACCEPTED = ("spec_num_correct_drafts", "spec_accepted_drafts", "spec_accept_token_num")
+MOST = 4096  # draft tokens a step: nobody drafts more, and there is a count for each
 DRAFTED = ("spec_num_proposed_drafts", "spec_proposed_drafts", "spec_draft_token_num")
 
 
@@ -26,6 +27,8 @@ def from_vllm(metrics: Mapping[str, Any]) -> Acceptance:
     The server has to run with --per-request-spec-decode-metrics summary or detailed (vLLM 0.32).
     """
     k, accepted = int(metrics["num_spec_tokens"]), metrics.get("per_step_accepted")
+    if not 0 <= k <= MOST:
+        raise Impossible(f"the response speaks of {k} draft tokens a step", "is this vLLM's own account?")
     if accepted is not None and metrics.get("per_step_drafted") is not None:
         return from_steps(metrics["per_step_drafted"], accepted, k=k)
     histogram = metrics["acceptance_histogram"]  # [j]: steps that accepted exactly j draft tokens

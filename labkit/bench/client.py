@@ -22,10 +22,12 @@ from labkit.bench.plan import Plan, Workload
 from labkit.bench.prompts import Prompt
 from labkit.bench.rows import Row
 from labkit.bench.stream import BrokenStream, Stream
-from labkit.engine.urls import headers, local
+from labkit.engine.bounds import ASYNC_HOOKS, without_key
+from labkit.engine.urls import options
 from labkit.errors import LabError
 
 CONNECT_S = 10.0
+EVENTS, EVENTS_BEYOND = 16, 1024  # of a stream, at most: for each token (some gateways send letters), and beyond
 NOT_SENT = "not sent: the server had gone"
 TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
@@ -86,7 +88,7 @@ class Session:
         except (httpx.HTTPError, SSEError, LabError, TimeoutError, ValueError, RecursionError) as error:
             if isinstance(error, (httpx.HTTPError, TimeoutError)) and not await self.answers():
                 self.gone = True
-            return row | {"error": describe(error, self.plan)}
+            return row | {"error": rows.storable(without_key(describe(error, self.plan)))}
         return row | measured | await self.counted(before, measured)
 
     async def counted(self, before: Counters | None, measured: Row) -> Row:
@@ -118,13 +120,18 @@ class Session:
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Stream:
         """One POST and its stream of server-sent events; raises for every way in which it can fail."""
-        stream = Stream(time.perf_counter())
+        stream, most = Stream(time.perf_counter()), EVENTS * self.plan.max_tokens + EVENTS_BEYOND
         async with aconnect_sse(self.client, "POST", f"{self.plan.base_url}/{path}", json=body) as source:
             if source.response.status_code != 200:
                 text = (await source.response.aread()).decode(errors="replace")
                 raise Refused(source.response.status_code, text, source.response.headers)
             async for event in source.aiter_sse():
-                at = time.perf_counter()
+                at, most = time.perf_counter(), most - 1
+                if most < 0:
+                    raise BrokenStream(
+                        f"the stream goes on and on, far beyond max_tokens={self.plan.max_tokens}",
+                        "is this an OpenAI-compatible server?",
+                    )
                 if event.data.strip() == "[DONE]":
                     break
                 if event.event == "error":
@@ -142,6 +149,8 @@ class Session:
             await self.client.get(f"{self.plan.base_url}/models", timeout=CONNECT_S)
         except httpx.HTTPError:
             return False
+        except LabError:  # too much of an answer
+            pass
         return True
 
 
@@ -209,8 +218,8 @@ async def run_all(plan: Plan, work: Workload, emit: Callable[[Row], None]) -> No
     """
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=max(work.levels) + 2)
     timeout = httpx.Timeout(plan.timeout_s, connect=CONNECT_S)
-    proxy = not local(plan.base_url)
-    async with httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=proxy, headers=headers()) as client:
+    made_with = options(plan.base_url)
+    async with httpx.AsyncClient(limits=limits, timeout=timeout, **made_with, event_hooks=ASYNC_HOOKS) as client:
         waited = True
         for level in work.levels:
             jobs = work.jobs(level, plan.seed)

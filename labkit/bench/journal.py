@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -48,7 +47,7 @@ class Journal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if files.no_room(error):
                 raise files.disk_full(self.path) from error
             raise
 
@@ -62,7 +61,7 @@ def parsed(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
         key(row)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return row
 

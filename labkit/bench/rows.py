@@ -10,7 +10,7 @@ import pandas as pd
 
 from labkit import acceptance
 from labkit.acceptance import Acceptance
-from labkit.bench.stream import Stream, reasoning_share
+from labkit.bench.stream import Stream, count, ids, reasoning_share
 from labkit.errors import LabError
 
 Row = dict[str, Any]
@@ -84,14 +84,19 @@ def of_stream(stream: Stream) -> Row:
     if timed >= 2 and row["decode_ms"] > 0:
         row["tpot_ms"] = row["decode_ms"] / (timed - 1)
     row["budget_exhausted"] = stream.finish_reason == "length" and stream.first(answer=True) is None
-    row["finish_reason"] = stream.finish_reason
+    row["finish_reason"] = storable(stream.finish_reason or "") or None
     whole = row["tokens_streamed"] == row["tokens_total"]  # a part of the ids would replay as another answer
     row["prompt_token_ids"], row["output_token_ids"] = stream.prompt_ids, stream.output_ids if whole else None
-    row["reasoning_text"] = "".join(piece.reasoning for piece in stream.pieces)
-    row["answer_text"] = "".join(piece.answer for piece in stream.pieces)
+    row["reasoning_text"] = storable("".join(piece.reasoning for piece in stream.pieces))
+    row["answer_text"] = storable("".join(piece.answer for piece in stream.pieces))
     if stream.speculation:
         row |= of_response(stream.speculation, row["tokens_total"])
     return row
+
+
+def storable(text: str) -> str:
+    """Text as files take it: halves of a character that came in two chunks put together, others replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def times(stream: Stream) -> Row:
@@ -182,7 +187,11 @@ def reasoning_tokens(stream: Stream, total: int) -> tuple[int | None, str, bool]
 def of_response(told: Mapping[str, Any], tokens: int) -> Row:
     """The acceptance columns from a response's own account; the server may change its shape; the times stay."""
     try:
-        return of_acceptance(acceptance.from_response(told, tokens), "response")
+        found = of_acceptance(acceptance.from_response(told, tokens), "response")
+        for name in ("drafts", "drafted", "accepted"):
+            count(found[name])
+        ids(found["accepted_at"]), ids(found["eligible_at"])
+        return found
     except LabError as error:
         return {"acceptance_source": f"unusable: {error.what}"}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

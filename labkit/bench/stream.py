@@ -16,6 +16,7 @@ THINK = re.compile(r"(?P<open><think>|◁think▷)|(?P<close></think>|◁/think�
 
 # The counts in a usage, or in its details.
 TOKENS = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens", "prompt_cache_hit_tokens")
+BIGGEST = 2**31  # token ids and counts are below
 FAILED = ("abort", "error", "cancelled")  # finish reasons of an answer that the server gave up
 
 
@@ -60,7 +61,7 @@ class Stream:
         if event.get("error") or event.get("object") == "error":
             error = event.get("error") or event
             message = error.get("message", error) if isinstance(error, Mapping) else error
-            raise BrokenStream(f"error inside the stream: {message}", "see the server's log")
+            raise BrokenStream(f"error inside the stream: {message!s:.300}", "see the server's log")
         usage = counts(event.get("usage"))
         self.usage = usage or self.usage
         self.prompt_ids = ids(event.get("prompt_token_ids")) or self.prompt_ids
@@ -137,7 +138,9 @@ class Stream:
     @property
     def bytes(self) -> int:
         """UTF-8 bytes of all text that arrived: no fewer than its tokens, special ones apart."""
-        return sum(len((piece.reasoning + piece.answer + piece.tool).encode()) for piece in self.pieces)
+        return sum(
+            len((piece.reasoning + piece.answer + piece.tool).encode(errors="replace")) for piece in self.pieces
+        )
 
     @property
     def gaps(self) -> list[float]:
@@ -159,7 +162,8 @@ def text(value: Any) -> str:
 
 def ids(value: Any) -> list[int] | None:
     """A field's token ids; raises TypeError for anything else."""
-    if value is not None and not (isinstance(value, list) and all(type(token) is int for token in value)):
+    sound = isinstance(value, list) and all(type(token) is int and -BIGGEST < token < BIGGEST for token in value)
+    if value is not None and not sound:
         raise TypeError(f"token ids expected, not {value!r:.80}")
     return value
 
@@ -168,7 +172,7 @@ def count(value: Any) -> int | None:
     """A number of tokens; raises TypeError for what is none."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if value is not None and not (type(value) is int and 0 <= value < 2**31):
+    if value is not None and not (type(value) is int and 0 <= value < BIGGEST):
         raise TypeError(f"a number of tokens expected, not {value!r:.80}")
     return value
 

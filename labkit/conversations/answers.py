@@ -13,7 +13,8 @@ import pandas as pd
 from labkit import files
 from labkit.conversations.asking import everything, opened, post
 from labkit.conversations.forms import Messages
-from labkit.conversations.store import Store
+from labkit.conversations.store import Store, is_sound
+from labkit.engine import bounds
 from labkit.errors import LabError
 
 
@@ -159,18 +160,29 @@ def converse(client: httpx.Client, server: Any, dialogue: Dialogue, store: Store
 
 
 def understood(reply: dict[str, Any], server: Any) -> dict[str, Any]:
-    """What the store keeps of a chat completion; raises LabError where the server gives no token ids."""
-    choice = reply["choices"][0]
-    if not reply.get("prompt_token_ids") or choice.get("token_ids") is None:
+    """What the store keeps of a chat completion; raises NoAnswer, and LabError where it gives no token ids."""
+    try:
+        answer = read(reply, server)
+    except (LookupError, TypeError, AttributeError):
+        raise bounds.no_answer(server.base_url, reply) from None
+    if not answer["prompt_token_ids"] or answer["token_ids"] is None:
         raise LabError(
             f"the server at {server.base_url} returns no token ids",
             "use vLLM 0.11 or newer as the server: tokens and loss masks have to be exact",
         )
+    if not is_sound(answer):
+        raise bounds.no_answer(server.base_url, reply)
+    return answer
+
+
+def read(reply: dict[str, Any], server: Any) -> dict[str, Any]:
+    """What a chat completion says; raises as Python does for one of another shape."""
+    choice = reply["choices"][0]
     said = choice["message"]
     reasoning = said.get("reasoning") or said.get("reasoning_content")
     return {
-        "prompt_token_ids": reply["prompt_token_ids"],
-        "token_ids": choice["token_ids"],
+        "prompt_token_ids": reply.get("prompt_token_ids"),
+        "token_ids": choice.get("token_ids"),
         "finish_reason": choice["finish_reason"],
         "text": said.get("content") or "",
         "model": reply.get("model") or server.model,

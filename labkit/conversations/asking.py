@@ -12,6 +12,7 @@ import httpx
 
 from labkit import engine, runs
 from labkit.conversations.store import Store
+from labkit.engine import bounds, urls
 from labkit.errors import LabError
 
 Job = TypeVar("Job")
@@ -70,7 +71,8 @@ def everything(
     pool = ThreadPoolExecutor(concurrency, thread_name_prefix="labkit-ask")
     limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
     before = len(store.rows)
-    with httpx.Client(timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+    made_with = urls.options(server.base_url) | {"timeout": TIMEOUT_S, "limits": limits}
+    with httpx.Client(**made_with, event_hooks=bounds.HOOKS) as client:
         try:
             running = [pool.submit(work, client, job) for job in jobs]
             for future in runs.progress(as_completed(running), name, total=len(running)):
@@ -82,10 +84,9 @@ def everything(
 
 
 def post(client: httpx.Client, url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The server's reply to one request; a request that it refuses gives {"error": its reason}."""
+    """The server's reply to one request; {"error": its reason} where it refuses it. Raises NoAnswer."""
     response = client.post(url, json=body)
     if 400 <= response.status_code < 500 and response.status_code not in (408, 429):  # those are for later
-        return {"error": response.text[:300]}
+        return {"error": bounds.without_key(response.text[:300])}
     response.raise_for_status()
-    value: dict[str, Any] = response.json()
-    return value
+    return bounds.object_of(response)

@@ -110,7 +110,7 @@ def message(turn: Any) -> dict[str, Any]:
         turn = {"content": "", "tool_calls": calls if isinstance(calls, list) else [calls]}
     said = turn.get("content", turn.get("value", ""))
     if role == "tool" and isinstance(said, Mapping):
-        said = json.dumps(said, ensure_ascii=False)
+        said = json.dumps(said, ensure_ascii=False, default=str)
     found = {"role": role, "content": text(said)}
     if role == "assistant":
         found |= thought(found["content"], turn)
@@ -163,7 +163,7 @@ def tool_call(call: Any, number: int) -> dict[str, Any]:
         raise BadRow("broken tool call", str(call)[:60])
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = json.dumps(arguments, ensure_ascii=False, default=str)
     arguments = text(arguments)
     if not isinstance(parsed(arguments or "{}", "broken tool call"), dict):
         raise BadRow("broken tool call", f"arguments {arguments[:40]}")

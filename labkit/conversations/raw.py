@@ -14,6 +14,7 @@ from labkit import files, settings
 from labkit.errors import LabError
 
 REMEDY = "give a .jsonl, .json or .parquet file, a directory of such files, a preset's name, or prompts=templated"
+LONGEST = 64 << 20  # bytes of a line: none of a data set is longer, and one without an end would fill the memory
 ENDINGS = (".jsonl", ".json", ".parquet")
 
 
@@ -74,6 +75,9 @@ def rows(chosen: Source, most: int = 0, seed: int = 0) -> Iterator[Any]:
 
 def of_file(path: Path) -> Iterator[Any]:
     """The rows of one file; a line that is no JSON comes as Broken."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     if path.suffix not in ENDINGS:
         raise BadPromptFile(f"{path} has the unknown ending {path.suffix!r}", REMEDY)
     try:
@@ -83,19 +87,19 @@ def of_file(path: Path) -> Iterator[Any]:
             value = json.loads(path.read_text(encoding="utf-8-sig"))
             yield from value if isinstance(value, list) else [value]
         else:
-            import pyarrow.parquet as pq
-
             with pq.ParquetFile(path) as table:
                 for batch in table.iter_batches(1024):
                     yield from batch.to_pylist()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, ArithmeticError) as error:
+        raise BadPromptFile(f"{path} cannot be read: {error}", REMEDY) from error
+    except (pa.ArrowException, MemoryError) as error:
         raise BadPromptFile(f"{path} cannot be read: {error}", REMEDY) from error
 
 
 def lines(path: Path) -> Iterator[Any]:
     """The values of a JSON-lines file, line by line."""
     with path.open("rb") as file:
-        for line in file:
+        while line := file.readline(LONGEST):
             if line.strip():
                 try:
                     yield json.loads(line.decode("utf-8-sig"))

@@ -77,6 +77,9 @@ def read(source: str | Path, most: int = 0, seed: int = 0) -> pd.DataFrame:
         except BadRow as error:
             report.add(error.kind, f"{where}: {error.what}")
             continue
+        except RecursionError:
+            report.add("nested too deeply", where)
+            continue
         if prompt["prompt_id"] in found:
             report.add("duplicate", where)
         found.setdefault(prompt["prompt_id"], prompt)

@@ -14,9 +14,10 @@ from labkit import files
 from labkit.conversations import sources
 from labkit.conversations.asking import everything, opened, post
 from labkit.conversations.forms import Report
-from labkit.conversations.store import Store
+from labkit.conversations.store import WRITTEN, Store, is_sound
 from labkit.conversations.template import SENTINEL, Template
 from labkit.conversations.tokens import encode
+from labkit.engine import bounds
 from labkit.errors import LabError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def synthesise(
     started when it is enough. Prompts that were cut off, doubled or nearly empty are left out and counted
     (`report`). Raises NoSynthesis, ServerLost, DiskFull.
     """
-    store = Store(store_path)
+    store = Store(store_path, WRITTEN)
     body = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, **vars(opening(tokenizer))}
     keys = [files.digest([model_key, body, seed + i]) for i in range(TRIES * count)]
     asked = next((n for n in range(len(keys), 0, -1) if keys[n - 1] in store.rows), 0)
@@ -115,8 +116,14 @@ def ask(client: httpx.Client, server: Any, body: dict[str, Any], job: tuple[str,
         raise NoSynthesis(
             f"the server at {server.base_url} refuses: {reply['error']}", "look into the server's log"
         )
-    choice = reply["choices"][0]
-    store.add({"key": key, "text": choice["text"], "finish_reason": choice["finish_reason"]})
+    try:
+        choice = reply["choices"][0]
+        row = {"key": key, "text": choice["text"], "finish_reason": choice["finish_reason"]}
+    except (LookupError, TypeError) as error:
+        raise bounds.no_answer(server.base_url, reply) from error
+    if not is_sound(row, WRITTEN):
+        raise bounds.no_answer(server.base_url, reply)
+    store.add(row)
 
 
 def usable(keys: list[str], store: Store) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from labkit.draft.check_positions import position_problems, rope_problems, windo
 from labkit.draft.config import FLAGS, rope_of
 from labkit.draft.forms import Head
 from labkit.draft.problem import ANEW, CONFIG, Problem
-from labkit.targets import Target
+from labkit.targets import BrokenTarget, Target
 
 
 def config_problems(head: Head, target: Target, engine: str, max_model_len: int) -> Iterator[Problem]:
@@ -156,7 +156,7 @@ def tokens_said(vocabulary: Any, target: Target) -> str:
         return ""
     try:
         tokens = len(target.tokenizer())
-    except (OSError, ValueError, KeyError):
+    except BrokenTarget:
         return ""
     return ", whose tokenizer has just that many tokens: its embedding is padded" if tokens == vocabulary else ""
 

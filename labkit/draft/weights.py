@@ -42,7 +42,10 @@ def places(folder: Path) -> dict[str, Path]:
     """Tensor name: file, for a folder of one or several safetensors files; raises BrokenFile."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        found = {name: folder / file for name, file in files.read_json(index).get("weight_map", {}).items()}
+        found = {
+            name: inside(folder, file)
+            for name, file in files.read_record(index, weight_map=dict)["weight_map"].items()
+        }
         gone = sorted({path.name for path in found.values() if not path.is_file()})
         if gone:
             raise files.BrokenFile(
@@ -51,17 +54,24 @@ def places(folder: Path) -> dict[str, Path]:
         return found
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
-        except (OSError, SafetensorError) as error:
-            raise files.BrokenFile(f"{path} cannot be read ({error})", "fetch or export it anew") from error
+        with opened(path) as file:
+            found |= dict.fromkeys(file.keys(), path)
     return found
 
 
+def inside(folder: Path, name: Any) -> Path:
+    """A file that an index names; raises BrokenFile for one outside of the folder, which a download never has."""
+    if not files.is_plain_name(name):
+        raise files.BrokenFile(f"the index in {folder} names {name!r:.200}, no plain file name", "do not trust it")
+    return folder / name
+
+
 def opened(path: Path) -> AbstractContextManager[Any]:
-    """A safetensors file, its tensors read when asked for."""
-    return safe_open(path, framework="pt")
+    """A safetensors file, its tensors read when asked for; raises BrokenFile for anything else (a pickle)."""
+    try:
+        return safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise files.BrokenFile(f"{path} cannot be read ({error})", "fetch or export it anew") from error
 
 
 def read(folder: Path, wanted: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -10,7 +10,8 @@ CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"[Aa]ddress already in use", "the port is taken", "leave `port` at 0 or name another one"),
     (r"No space left on device", "the disk is full", "free some space and run again"),
     (
-        r"CUDA out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|not enough memory",
+        r"CUDA out of memory|OutOfMemoryError|Cannot allocate memory|std::bad_alloc|not enough memory|"
+        r"\bMemoryError|Unable to allocate",
         "out of memory",
         "lower max_model_len or max_num_seqs, or serve a smaller model",
     ),

@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from labkit import files
 from labkit.engine import supervisor, variants
 
@@ -102,8 +100,8 @@ def port_taken(port: int) -> bool:
 
 def start(words: list[str], extra: dict[str, str], log_path: Path) -> subprocess.Popen[bytes]:
     """Start the command under the supervisor, in a session of its own, output to `log_path`."""
-    me = psutil.Process()
-    spec = {"command": words, "environment": extra, "owner": me.pid, "owner_started": me.create_time()}
+    owner = {"owner": os.getpid(), "owner_started": supervisor.started(os.getpid())}
+    spec = {"command": words, "environment": extra, **owner}
     spec_path = log_path.with_suffix(".launch.json")
     files.write_json(spec_path, spec)
     with log_path.open("wb") as log:

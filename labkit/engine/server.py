@@ -99,8 +99,8 @@ def models_at(url: str) -> list[str]:
     """The model names that a server lists; empty where nothing answers."""
     try:
         reply = urls.get(f"{url}/models")
-        return [entry["id"] for entry in reply.json()["data"]]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return [str(entry["id"]) for entry in reply.json()["data"]]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError):
         return []
 
 

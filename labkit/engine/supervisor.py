@@ -63,17 +63,33 @@ def members(session: int) -> list[psutil.Process]:
     """The processes of a session, this one apart."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, psutil.NoSuchProcess):
             if os.getsid(process.pid) == session and process.pid != os.getpid():
-                found.append(process)
-    return [process for process in found if alive(process.pid, process.create_time())]
+                found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return found
 
 
-def alive(pid: int, started: float) -> bool:
-    """Whether the process that had this id and start time still runs."""
+def ticks(pid: int) -> int:
+    """When a process started, in the kernel's ticks since the boot; raises psutil.NoSuchProcess."""
     try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+def started(pid: int) -> str:
+    """What tells a process from a later one of its id: the boot, and the tick of its start.
+
+    psutil's time of creation will not do: it moves when somebody sets the clock. Raises psutil.NoSuchProcess.
+    """
+    return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{ticks(pid)}"
+
+
+def alive(pid: int, since: str) -> bool:
+    """Whether the process that had this id and `started` still runs."""
+    try:
+        return started(pid) == since and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
+from labkit.engine import bounds
 from labkit.errors import LabError
 
 # What stands behind a path of one's own: any number of /v1, and the endpoint where a whole one was pasted.
@@ -27,11 +29,16 @@ def base_url(url: str) -> str:
 
     A path before `/v1` (a gateway's) is kept. Raises BadUrl for anything that is no http address.
     """
-    text = url.strip()
+    text = url.strip() if "://" in url else f"http://{url.strip()}"
+    if "@" in re.split("[/?#]", text.partition("://")[2])[0]:  # results and errors would hold it
+        raise BadUrl(
+            "the address of a server holds a user's name or a password",
+            "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
+        )
     try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        _ = parts.port
-    except ValueError as error:
+        parts = urlsplit(text)
+        _ = parts.port, httpx.URL(text)
+    except (ValueError, httpx.InvalidURL) as error:
         raise BadUrl(f"{url!r} is no http address ({error})", "give it as http://host:port") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadUrl(f"{url!r} is no http address", "give it as http://host:port")
@@ -55,8 +62,17 @@ def local(url: str) -> bool:
 
 
 def get(url: str, timeout: float = 10) -> httpx.Response:
-    """A page of a server, asked for as the benchmark asks: with its key, and past any proxy where it is local."""
-    return httpx.get(url, timeout=timeout, headers=headers(), trust_env=not local(url))
+    """A page of a server, asked for as the benchmark asks: with its key, and past any proxy where it is local.
+
+    Redirects are not followed: they could lead the key to another host. Raises TooMuch for an endless page.
+    """
+    with httpx.Client(timeout=timeout, **options(url), event_hooks=bounds.HOOKS) as client:
+        return client.get(url)
+
+
+def options(url: str) -> dict[str, Any]:
+    """What a client of this server is made with: the key, answers as they are, no proxy to this very machine."""
+    return {"headers": headers() | bounds.PLAIN, "trust_env": not local(url)}
 
 
 def root_url(url: str) -> str:

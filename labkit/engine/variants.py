@@ -174,6 +174,12 @@ def options_of(variant: str, overrides: Options) -> Options:
             f"variant {variant!r} has no option {', '.join(unknown)}", f"its options: {', '.join(options)}"
         )
     options |= overrides
+    if "host" in options["flags"]:
+        raise UnknownVariant(
+            f"flags name the host {options['flags']['host']!r}",
+            "the lab's servers listen on this machine alone: reach it through a tunnel, or start vLLM yourself "
+            "and give its address by `server`",
+        )
     missing = [name for name, value in options.items() if value is ...]
     if missing:
         raise UnknownVariant(f"variant {variant!r} needs {', '.join(missing)}", "pass it to engine.serve")

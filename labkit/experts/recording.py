@@ -27,6 +27,10 @@ ROUTER = re.compile(r"top_?k_?router$", re.IGNORECASE)
 LAYER = re.compile(r"(?:layers|h|blocks)\.(\d+)\.")
 
 
+class NoRecording(LabError):
+    """Transformers cannot run this target, so its routing cannot be recorded here."""
+
+
 class NotMoE(LabError):
     """A model without routed experts was asked for its routing."""
 
@@ -45,7 +49,15 @@ def load(target: Target) -> PreTrainedModel:
     gpu = torch.cuda.is_available()
     where = {"dtype": "auto", "device_map": "cuda"} if gpu else {"dtype": torch.float32}
     with no_progress_bars():
-        return loader.from_pretrained(target.path, **where).eval()
+        try:
+            return loader.from_pretrained(target.path, trust_remote_code=False, **where).eval()
+        except (ValueError, KeyError, OSError, ImportError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise NoRecording(
+                f"Transformers cannot load {target.name}: {reason}",
+                "code that comes with a model is never run here: use a Transformers version that has this "
+                "architecture, or routing that an engine recorded",
+            ) from error
 
 
 def routers(model: PreTrainedModel) -> dict[int, torch.nn.Module]:

@@ -69,7 +69,7 @@ def keep_or_clear(out_dir: Path, record: dict[str, Any], replace: bool = True) -
     path = out_dir / RECORD
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(out_dir.with_name(f".{out_dir.name}.lock"), timeout=LOCK_LIMIT_S):
-        before = files.read_json(path) if path.exists() else None
+        before = files.read_record(path) if path.exists() else None
         other = [name for name in DECIDES if before and before.get(name) != record[name]]
         if other and not replace:
             told = ", ".join(f"{name} {before.get(name)} instead of {record[name]}" for name in other)

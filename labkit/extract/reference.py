@@ -67,7 +67,9 @@ def load(target: targets.Target) -> PreTrainedModel:
     where = {"device_map": "auto"} if torch.cuda.is_available() else {}
     with no_progress_bars(), quietly():
         try:
-            model, info = loader.from_pretrained(target.path, dtype="auto", output_loading_info=True, **where)
+            model, info = loader.from_pretrained(
+                target.path, dtype="auto", output_loading_info=True, trust_remote_code=False, **where
+            )
         except (ValueError, KeyError, OSError, ImportError) as error:
             reason = " ".join(str(error).split())[:300]
             raise NoReference(

@@ -14,6 +14,7 @@ import httpx
 from safetensors import SafetensorError
 
 from labkit import conversations, files
+from labkit.engine import bounds, urls
 from labkit.errors import LabError
 from labkit.extract import record
 
@@ -38,7 +39,8 @@ class Source:
         self.session = secrets.token_hex(4)
         self.swept: set[Path] = set()
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-        self.client = httpx.Client(timeout=TIMEOUT_S, limits=limits, trust_env=False)
+        made_with = urls.options(server.base_url) | {"timeout": TIMEOUT_S, "limits": limits}
+        self.client = httpx.Client(**made_with, event_hooks=bounds.HOOKS)
 
     def staging(self) -> list[Path]:
         """The folder that the server writes to, where the lab started it."""
@@ -79,15 +81,22 @@ class Source:
         response = self.client.post(f"{self.server.base_url}/completions", json=body)
         if 400 <= response.status_code < 500:
             raise NoStates(
-                f"row {row} ({len(ids)} tokens) was refused: {response.text[:300]}",
+                f"row {row} ({len(ids)} tokens) was refused: {bounds.without_key(response.text[:300])}",
                 "raise max_model_len to one more than the longest row, or cut the rows",
             )
         response.raise_for_status()
-        path = (response.json().get("kv_transfer_params") or {}).get("hidden_states_path")
-        if not path:
+        told = bounds.object_of(response).get("kv_transfer_params")
+        path = told.get("hidden_states_path") if isinstance(told, dict) else None
+        if not path or not isinstance(path, str):
             raise NoStates(
                 f"the server at {self.server.base_url} returns no hidden_states_path",
                 "start it as variant `extract` (method extract_hidden_states and a hidden-states connector)",
+            )
+        if name not in Path(path).name:  # what it names is read, moved and removed: no other file may be
+            raise NoStates(
+                f"the server at {self.server.base_url} names {path!r:.200} for request {name}, which is not that "
+                "request's file",
+                "use vLLM's hidden-states connector, or the lab's: both put the request's id into the name",
             )
         return Path(path)
 

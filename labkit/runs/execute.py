@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import shlex
 import sys
@@ -13,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
 from labkit import files, settings
 from labkit.errors import LabError
 from labkit.runs.scrub import scrub
+from labkit.runs.stage import lock
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
 
 if TYPE_CHECKING:
@@ -30,10 +28,6 @@ UPSTREAM = {"05_evaluation": ("02_ngram_baseline", "04_eagle3_pipeline")}
 
 class UnknownNotebook(LabError):
     """No notebook has this name or number."""
-
-
-class StageBusy(LabError):
-    """Another process is running the same stage of the same run."""
 
 
 class StageFailed(LabError):
@@ -53,7 +47,7 @@ def digest(chosen: Settings) -> str:
     """What a stage's results depend on: settings, files that they name, notebook, and stages that it takes up."""
     source = settings.root() / "notebooks" / f"{chosen.notebook}.ipynb"
     upstream = [chosen.folder.parent / name / "run.json" for name in UPSTREAM.get(chosen.notebook, ())]
-    inputs = [files.read_json(path)["started"] if path.exists() else None for path in upstream]
+    inputs = [files.read_record(path).get("started") if path.exists() else None for path in upstream]
     values = {name: value for name, value in dataclasses.asdict(chosen).items() if name != "run_id"}
     return files.digest([values, files.digest_file(source), inputs + brought(chosen)])
 
@@ -73,7 +67,13 @@ def brought(chosen: Settings) -> list[list[Any]]:
 def finished(chosen: Settings) -> bool:
     """Whether the stage's results are there and fit its settings and inputs."""
     path = chosen.folder / "run.json"
-    return path.exists() and files.read_json(path).get("executed", {}).get("digest") == digest(chosen)
+    return path.exists() and executed(path).get("digest") == digest(chosen)
+
+
+def executed(path: Path) -> dict[str, Any]:
+    """How a stage was run, from its run.json; empty where that does not say. Raises BrokenFile."""
+    told = files.read_record(path).get("executed")
+    return told if isinstance(told, dict) else {}
 
 
 def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False) -> Path:
@@ -88,15 +88,15 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
         say(f"{chosen.notebook}: up to date in {chosen.folder}")
         return output
     say(f"{chosen.notebook} -> {chosen.folder}")
-    started = time.time()
+    started = time.monotonic()
     with alone(chosen.folder):
         outdate(chosen)
         try:
             run_papermill(chosen, parameters, output, force=force)
-            record_execution(chosen, parameters, time.time() - started)
+            record_execution(chosen, parameters, time.monotonic() - started)
         finally:  # a failed run is sent to somebody, too
             scrub(chosen.folder, dataclasses.asdict(chosen))
-    say(f"{chosen.notebook}: done in {time.time() - started:.0f} s")
+    say(f"{chosen.notebook}: done in {time.monotonic() - started:.0f} s")
     return output
 
 
@@ -104,12 +104,11 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
 def alone(folder: Path) -> Iterator[None]:
     """Hold the stage's folder; raises StageBusy while another labkit writes to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(folder / ".lock", timeout=0)  # the system frees it when its holder is killed
+    held = lock(folder)
     try:
-        with lock:
-            yield
-    except filelock.Timeout as error:
-        raise StageBusy(f"another run is writing to {folder}", "wait for it, or give another run_id") from error
+        yield
+    finally:
+        held.release()
 
 
 def outdate(chosen: Settings) -> None:
@@ -117,7 +116,7 @@ def outdate(chosen: Settings) -> None:
     path = chosen.folder / "run.json"
     if path.exists():
         files.write_json(
-            path, {name: value for name, value in files.read_json(path).items() if name != "executed"}
+            path, {name: value for name, value in files.read_record(path).items() if name != "executed"}
         )
 
 
@@ -154,7 +153,7 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
             f"run the same command again: finished steps are kept; the partial notebook is {partial}",
         ) from error
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if files.no_room(error):
             raise files.disk_full(partial) from error
         raise
     partial.replace(output)
@@ -163,6 +162,8 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
 def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed:
     """The error for a failed cell; what the lab's own error in it advised comes first."""
     what, _, advice = str(error.evalue).partition("\n  what to do: ")
+    if error.ename in ("MemoryError", "ArrowMemoryError", "OutOfMemoryError"):
+        what, advice = what or "no memory left", "end other programs, or take fewer prompts or shorter ones"
     kept = f"the partial notebook is {output}, server logs lie beside it"
     again = "run the same command again: finished steps are kept"
     return StageFailed(
@@ -198,8 +199,8 @@ def record_execution(chosen: Settings, parameters: Mapping[str, Any], seconds: f
         raise StageFailed(f"{chosen.notebook} ended without writing {path}", "run it again with --force")
     words = [f"-p {name}={shlex.quote(str(value))}" for name, value in parameters.items() if name != "run_id"]
     command = " ".join(["labkit run", chosen.notebook[:2], "--run-id", shlex.quote(chosen.run_id), *words])
-    executed = {"digest": digest(chosen), "command": command, "wall_seconds": round(seconds, 1)}
-    files.write_json(path, files.read_json(path) | {"executed": executed})
+    told = {"digest": digest(chosen), "command": command, "wall_seconds": round(seconds, 1)}
+    files.write_json(path, files.read_record(path) | {"executed": told})
 
 
 def parameters_for(notebook: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,10 +228,10 @@ def checked(parameters: Mapping[str, Any]) -> dict[str, Settings]:
 def run_all(parameters: Mapping[str, Any], *, force: bool = False) -> Path:
     """Run the five notebooks in order into one run folder; returns it."""
     chosen = checked(parameters)  # all of them before any starts
-    started = time.time()
+    started = time.monotonic()
     for name in NOTEBOOKS:
         execute(name, parameters_for(name, parameters), force=force)
-    say(f"all five notebooks: {time.time() - started:.0f} s")
+    say(f"all five notebooks: {time.monotonic() - started:.0f} s")
     return next(iter(chosen.values())).folder.parent
 
 

@@ -10,16 +10,48 @@ import time
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from labkit import files
+from labkit.errors import LabError
 from labkit.runs.provenance import provenance
 from labkit.runs.scrub import scrub
 from labkit.settings import Settings
 
 SCHEMA_VERSION = 1
+HELD: dict[Path, filelock.FileLock] = {}  # by this process, until the stage is finished or the process ends
+
+
+class StageBusy(LabError):
+    """Another process is running the same stage of the same run."""
+
+
+def lock(folder: Path) -> filelock.FileLock:
+    """The stage's lock, taken; raises StageBusy. The system frees it when its holder is killed."""
+    found = filelock.FileLock(folder / ".lock", timeout=0)
+    try:
+        found.acquire()
+    except filelock.Timeout as error:
+        raise StageBusy(
+            f"another run, or a notebook's kernel, is writing to {folder}",
+            "wait for it, shut that kernel down, or give another run_id",
+        ) from error
+    return found
+
+
+def hold(folder: Path) -> None:
+    """Keep other labs away from a notebook's folder; again in the same kernel is no matter. Raises StageBusy."""
+    if folder not in HELD:
+        HELD[folder] = lock(folder)
+
+
+def release(folder: Path) -> None:
+    """Let other labs in."""
+    if folder in HELD:
+        HELD.pop(folder).release()
 
 
 class Stage:
@@ -30,8 +62,11 @@ class Stage:
         self.settings = settings
         self.folder: Path = settings.folder
         self.started = time.time()
+        self.clock = time.monotonic()  # durations are its: the other one may be set
         self.laps: dict[str, float] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
+        if "LABKIT_HEADLESS" not in os.environ:  # there the process that runs the notebook holds it
+            hold(self.folder)
 
     def save(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a tidy frame as <name>.parquet."""
@@ -50,7 +85,7 @@ class Stage:
 
     def lap(self, step: str) -> float:
         """Note the seconds since the last lap, or since the stage began, as those of `step`; run.json has them."""
-        seconds = time.time() - self.started - sum(self.laps.values())
+        seconds = time.monotonic() - self.clock - sum(self.laps.values())
         self.laps[step] = seconds
         return seconds
 
@@ -64,7 +99,7 @@ class Stage:
             "headline": {name: plain(value) for name, value in headline.items()},
             **more,
             "started": datetime.datetime.fromtimestamp(self.started, datetime.UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.time() - self.started, 1),
+            "seconds": round(time.monotonic() - self.clock, 1),
             "laps_s": {name: round(seconds, 1) for name, seconds in self.laps.items()},
             "results": sorted(file.name for file in self.folder.glob("*.parquet")),
             "provenance": provenance(),
@@ -72,6 +107,7 @@ class Stage:
         files.write_json(path, record)
         if "LABKIT_HEADLESS" not in os.environ:  # else `labkit run` does when the notebook itself is there
             scrub(self.folder, record["settings"])
+        release(self.folder)
         return path
 
 
@@ -97,6 +133,17 @@ def headline_of(run_folder: Path) -> dict[str, dict[str, Any]]:
     """notebook: its headline, for every finished stage of a run."""
     found = {}
     for path in sorted(run_folder.glob("*/run.json")):
-        record = files.read_json(path)
+        record = record_of(path)
         found[record["notebook"]] = record["headline"]
     return found
+
+
+def record_of(path: Path) -> dict[str, Any]:
+    """A stage's run.json; raises BrokenFile for one that no stage wrote into this folder."""
+    record = files.read_record(path, notebook=str, headline=dict, settings=dict, provenance=dict)
+    if record["notebook"] != path.parent.name:
+        raise files.BrokenFile(
+            f"{path} is of the notebook {record['notebook']!r:.80}, not of its folder's",
+            "delete it or move it back",
+        )
+    return record

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Self
 from labkit.errors import LabError
 
 SCALES = ("smoke", "demo", "full")
+PASSWORD = re.compile(r"//[^/\s]*@|^[^/\s@]*:[^/\s@]*@[^/\s@]+:\d+")
 SMALLEST = {"seed": 0, "temperature": 0, "max_model_len": 16}  # wherever a notebook has them
 
 
@@ -76,6 +78,11 @@ class Settings:
                 object.__setattr__(self, name, values[SCALES.index(self.scale)])
         for name in self.parameters():
             value = getattr(self, name)
+            if isinstance(value, str) and PASSWORD.search(value):  # it would stand in notebooks and run.json
+                raise BadParameter(
+                    f"{name} is an address with a user's name or a password",
+                    "put the key into the environment variable LABKIT_API_KEY and leave it out of the address",
+                )
             if isinstance(value, float) and not math.isfinite(value):
                 raise BadParameter(f"{name}={value} is no finite number", f"give {name} a number")
         for name, smallest in (SMALLEST | self.at_least).items():

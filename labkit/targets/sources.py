@@ -51,10 +51,17 @@ class Target:
         return files.digest([files.read_json(self.path / "config.json"), weights])
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer, from Transformers."""
+        """Its tokenizer, from Transformers; raises BrokenTarget."""
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.path)
+        try:
+            return AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
+        except (ValueError, OSError, KeyError, ImportError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise BrokenTarget(
+                f"the tokenizer of {self.path} cannot be loaded: {reason}",
+                "code that comes with a model is never run here: give a directory with a tokenizer.json",
+            ) from error
 
 
 def build_smollm2(folder: Path) -> None:
@@ -186,9 +193,19 @@ def check_model_dir(path: Path) -> None:
 
 
 def weights_missing(path: Path) -> list[Path]:
-    """The shards that the directory's index names and that are not there."""
+    """The shards that the directory's index names and that are not there; raises BrokenTarget."""
     index = path / "model.safetensors.index.json"
-    names = set(files.read_json(index)["weight_map"].values()) if index.exists() else set()
+    try:
+        names = set(map(str, files.read_record(index, weight_map=dict)["weight_map"].values()))
+    except FileNotFoundError:
+        return []
+    except files.BrokenFile as error:
+        raise BrokenTarget(error.what, "fetch the model's index anew") from error
+    outside = [name for name in names if not files.is_plain_name(name)]
+    if outside:
+        raise BrokenTarget(
+            f"{index} names {outside[0]!r:.200}, which is no plain file name", "do not trust this model"
+        )
     return [path / name for name in sorted(names) if not (path / name).exists()]
 
 

@@ -52,7 +52,7 @@ def build(
         name=events.name[index],
         bytes=np.array([bytes_of(args) for args in told], np.int64),
         fused=np.array([found[int(i)].fused for i in index], bool),
-        group=np.array(group, np.int16),
+        group=np.array(group, np.int32),
         event=index,
         groups=list(groups),
     )
@@ -142,7 +142,7 @@ def overlaps(events: Events, index: int, others: list[int]) -> bool:
 def bytes_of(args: dict[str, Any]) -> int:
     """Bytes of a collective from its arguments: message sizes, else the shapes of its tensors; -1 if unknown."""
     sizes = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
-    whole = [int(size) for size in sizes if str(size).isdigit()]
+    whole = [int(size) for size in sizes if str(size).isdecimal() and len(str(size)) < 16]
     item = ITEM_BYTES.get(str(args.get("dtype", "")).lower())
     if whole and item:
         return max(whole) * item
@@ -152,6 +152,8 @@ def bytes_of(args: dict[str, Any]) -> int:
     found = [
         math.prod(shape) * ITEM_BYTES.get(kind.removeprefix("c10::").lower(), 0)
         for shape, kind in zip(shapes, kinds, strict=False)
-        if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape)
+        if isinstance(shape, list) and shape and isinstance(kind, str)
+        if all(isinstance(size, int) for size in shape)
     ]
-    return max(found, default=-1) or -1
+    most = max(found, default=-1) or -1
+    return most if most < 1 << 62 else -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ OLD = {"operator": "cpu_op", "runtime": "cuda_runtime", "memcpy": "gpu_memcpy", 
 NUMBERS = {key: re.compile(rb'"' + key.encode() + rb'":\s*"?(\d+)') for key in ("correlation", "External id")}
 LARGEST = 1 << 61  # ns: the year 2043
 IMPOSSIBLE = -(1 << 62)
+WIDEST = 64  # characters of a number: one longer one would make the table of all as wide
 
 
 def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
     """Decimal microseconds as integer nanoseconds, exactly; Kineto's three decimals all at once, others singly."""
-    table = np.array(texts, dtype=np.bytes_)
+    table = np.array([text if len(text) <= WIDEST else b"" for text in texts], dtype=np.bytes_)
     chars = table.view(np.uint8).reshape(len(table), -1)
     length = (chars != 0).sum(1)
     found = np.zeros(len(table), np.int64)
@@ -36,8 +37,11 @@ def nanoseconds(texts: tuple[bytes, ...]) -> np.ndarray:
 def one_nanoseconds(text: bytes) -> int:
     """One decimal number of microseconds as nanoseconds; IMPOSSIBLE for what is no number or too large."""
     try:
-        found = int((Decimal(text.decode()) * 1000).to_integral_value())
-    except (InvalidOperation, ValueError, OverflowError):
+        value = Decimal(text.decode())
+        if not value.is_finite() or value.adjusted() > 18:  # whose digits could take hours to write out
+            return IMPOSSIBLE
+        found = int((value * 1000).to_integral_value())
+    except (ArithmeticError, ValueError):
         return IMPOSSIBLE
     return found if abs(found) < LARGEST else IMPOSSIBLE
 
@@ -60,7 +64,7 @@ def number(args: Any, key: str) -> int:
     """A whole number among one event's arguments; -1 where there is none."""
     if isinstance(args, dict):
         value = str(args.get(key, ""))
-        return int(value) if value.isdigit() and len(value) < 19 else -1
+        return int(value) if value.isdecimal() and len(value) < 19 else -1
     match = NUMBERS[key].search(args or b"")
     return int(match[1]) if match and len(match[1]) < 19 else -1
 
@@ -77,17 +81,17 @@ def as_object(args: Any) -> dict[str, Any]:
         return args
     try:
         return json.loads(b"{" + args + b"}", strict=False)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return {}
 
 
 def plain_text(escaped: bytes) -> str:
-    """The content of a JSON string."""
+    """The content of a JSON string; halves of characters, which nothing can print or store, as question marks."""
     text = escaped.decode("utf-8", errors="replace")
     if "\\" not in text:
         return text
     try:
-        return json.loads(f'"{text}"', strict=False)
+        return json.loads(f'"{text}"', strict=False).encode(errors="replace").decode()
     except json.JSONDecodeError:
         return text
 
@@ -99,7 +103,7 @@ def category(cat: bytes) -> str:
 
 
 def metadata(text: bytes) -> dict[str, Any]:
-    """What the lab uses of a trace's own description: rank, world size, time base, versions."""
+    """What the lab uses of a trace's own description: rank, world size, time base, versions; sound values only."""
     found: dict[str, Any] = {}
     content = text.decode("utf-8", errors="replace")
     for key in ("distributedInfo", "baseTimeNanoseconds", "deviceProperties", "vllm_version"):
@@ -107,15 +111,33 @@ def metadata(text: bytes) -> dict[str, Any]:
         if match:
             try:
                 found[key] = json.JSONDecoder(strict=False).raw_decode(content, match.end())[0]
-            except json.JSONDecodeError:
+            except (ValueError, RecursionError):
                 continue
+    if not whole(found.get("baseTimeNanoseconds", 0), LARGEST):
+        del found["baseTimeNanoseconds"]
+    if "distributedInfo" in found:
+        group = found["distributedInfo"]
+        found["distributedInfo"] = {k: v for k, v in group.items() if small(v)} if isinstance(group, dict) else {}
     return found
+
+
+def whole(value: Any, limit: int) -> bool:
+    """Whether this is a whole number from 0 to below `limit`."""
+    return type(value) is int and 0 <= value < limit
+
+
+def small(value: Any) -> bool:
+    """Whether this is text, or a number that ranks can have."""
+    return isinstance(value, str) or whole(value, 1 << 20)
 
 
 def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
     """A decoded event in the form that EVENT gives: JSON's own bytes, so that both ways find the same names."""
     args = event.get("args")
-    cat, name = (json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode() for key in ("cat", "name"))
+    cat, name = (
+        json.dumps(str(event.get(key, "")), ensure_ascii=False)[1:-1].encode(errors="replace")
+        for key in ("cat", "name")
+    )
     lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
     times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
     return (cat, name, lane, *times, args if isinstance(args, dict) else None)

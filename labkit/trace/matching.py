@@ -55,7 +55,7 @@ def align(reference: Rank, rank: Rank) -> tuple[int, int]:
     code_a, code_b = np.array([codes[m] for m in marks_a]), np.array([codes[m] for m in marks_b])
     best: tuple[float, ...] | None = None
     answer = (0, 0)
-    typical = float(np.median(np.diff(end_a))) if len(end_a) > 1 else 1e9
+    typical = (float(np.median(np.diff(end_a))) if len(end_a) > 1 else 1e9) or 1.0  # 0 in a damaged trace
     for shift in range(-(len(end_b) - 1), len(end_a)):
         a0, b0 = max(0, shift), max(0, -shift)
         length = min(len(end_a) - a0, len(end_b) - b0)

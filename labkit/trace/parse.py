@@ -74,6 +74,8 @@ def read(path: Path) -> Events:
     table, blocks = Table(path), stream.Blocks(path)
     for block in blocks:
         table.add(block)
+        if table.failures > HOPELESS:
+            break
     return table.finish(blocks)
 
 
@@ -103,6 +105,8 @@ class Table:
         """Take the next block."""
         if self.failures > HOPELESS:
             return
+        if self.ended and len(self.rest) > stream.BLOCK:  # what a trace says of itself is short
+            return
         self.rest += block
         if self.ended or (not self.inside and not self.enter()):
             return
@@ -116,6 +120,8 @@ class Table:
                 cut = match.start()
             if cut:
                 break
+        if not cut and len(self.rest) > stream.BLOCK + PATIENCE:
+            cut = len(self.rest)
         self.match(self.rest[:cut])
         self.rest = self.rest[cut:]
 
@@ -163,7 +169,7 @@ class Table:
                 break
             try:
                 event, position = DECODER.raw_decode(text, position)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):  # ValueError also for a number of over 4,300 digits
                 if not last and len(text) - position < PATIENCE:
                     break
                 if self.sound is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pandas as pd
 
+from labkit.engine import bounds, urls
 from labkit.progress import Waiting
 from labkit.trace.errors import CaptureFailed
 from labkit.trace.sources import FRONTEND, SUFFIXES
@@ -117,7 +118,8 @@ def switch(server: Server, what: str, limit_s: float) -> None:
     """POST /start_profile or /stop_profile; raises CaptureFailed with what to do when it does not work."""
     url = f"{server.root_url}/{what}"
     try:
-        reply = httpx.post(url, timeout=limit_s)
+        with httpx.Client(**urls.options(url), timeout=limit_s, event_hooks=bounds.HOOKS) as client:
+            reply = client.post(url)
     except httpx.HTTPError as error:
         server.check()
         raise CaptureFailed(
@@ -147,13 +149,18 @@ def tokens(server: Server, decode_steps: int, prompt_tokens: int) -> Iterator[fl
     }
     sent = time.perf_counter()
     try:
-        with httpx.stream("POST", f"{server.base_url}/completions", json=body, timeout=600) as reply:
+        with (
+            httpx.Client(**urls.options(server.base_url), timeout=600, event_hooks=bounds.HOOKS) as client,
+            client.stream("POST", f"{server.base_url}/completions", json=body) as reply,
+        ):
             if reply.status_code != 200:
                 text = reply.read().decode(errors="replace")[:300]
                 raise CaptureFailed(f"the server refused the request ({reply.status_code}): {text}", "see its log")
             for line in reply.iter_lines():
                 if line.startswith("data: {") and json.loads(line[6:]).get("choices"):
                     yield time.perf_counter() - sent
+    except (ValueError, AttributeError) as error:
+        raise bounds.no_answer(server.base_url, line) from error
     except httpx.HTTPError as error:
         server.check()
         raise CaptureFailed(f"the stream broke off ({error!r})", "see the server's log, then run again") from error

@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit.errors import LabError
 from labkit.trace import errors as failures
-from labkit.trace import names, nesting, steps
+from labkit.trace import fields, names, nesting, steps
 from labkit.trace.calls import Calls, device_calls, host_calls
 from labkit.trace.parse import DEVICE, RUNTIME, Events, read
 from labkit.trace.repetition import from_repetition
@@ -75,9 +75,9 @@ def reduce(path: Path) -> Rank:
     rank = Rank(
         path=str(path),
         rank=rank_of(path, events.meta),
-        world_size=distributed(events.meta).get("world_size"),
+        world_size=world_of(events.meta),
         device="gpu" if on_device.any() else "cpu",
-        base_ns=int(events.meta.get("baseTimeNanoseconds") or 0),
+        base_ns=events.meta.get("baseTimeNanoseconds", 0),
         names=events.names,
         start=start,
         end=end,
@@ -105,16 +105,22 @@ def distributed(meta: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def world_of(meta: dict[str, Any]) -> int | None:
+    """How many ranks there are, where the trace says so."""
+    size = distributed(meta).get("world_size")
+    return size if fields.whole(size, 1 << 20) else None
+
+
 def rank_of(path: Path, meta: dict[str, Any]) -> int | None:
     """The rank from the content, failing that from the file's name, failing that None."""
     rank = distributed(meta).get("rank")
-    return rank if isinstance(rank, int) else rank_in_name(path)
+    return rank if fields.whole(rank, 1 << 20) else rank_in_name(path)
 
 
 def rank_in_name(path: Path) -> int | None:
     """The rank that a file's name gives."""
     found = next((m for pattern in RANK_IN_NAME if (m := pattern.search(path.name))), None)
-    return int(found[1]) if found else None
+    return int(found[1]) if found and len(found[1]) < 7 else None
 
 
 def refuse_unseen_kernels(path: Path, events: Events, on_device: np.ndarray) -> None:

@@ -101,6 +101,13 @@ def read_here(path: Path) -> Rank | NotATrace:
         return reduce(path)
     except NotATrace as error:
         return error
+    except (MemoryError, RecursionError) as error:
+        return unreadable(path, repr(error))
+
+
+def unreadable(path: Path, why: str) -> NotATrace:
+    """The error for a file at which reading itself failed."""
+    return NotATrace(f"{path} could not be read: {why}", "free memory or analyse fewer ranks at a time")
 
 
 def read_apart(path: Path, out: Path) -> Rank | NotATrace:
@@ -118,7 +125,7 @@ def read_apart(path: Path, out: Path) -> Rank | NotATrace:
         raise error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise NotATrace(f"{path} could not be read: {last}", "free memory or analyse fewer ranks at a time")
+        raise unreadable(path, last)
     rank = restore(out)
     out.unlink()
     return rank

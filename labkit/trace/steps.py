@@ -9,8 +9,11 @@ import numpy as np
 
 from labkit.trace.parse import RUNTIME, Events
 
-VLLM = re.compile(r"execute_(?:\d+_)?context_(\d+)\((?:sq)?(\d+)[^)]*\)_generation_(\d+)\((?:sq)?(\d+)[^)]*\)$")
-SGLANG = re.compile(r"step\[(\w+)\s+bs=(\d+)(?:\s+toks=(\d+))?")
+COUNT = r"(\d{1,15})"
+VLLM = re.compile(
+    rf"execute_(?:\d+_)?context_{COUNT}\((?:sq)?{COUNT}[^)]*\)_generation_{COUNT}\((?:sq)?{COUNT}[^)]*\)$"
+)
+SGLANG = re.compile(rf"step\[(\w+)\s+bs={COUNT}(?:\s+toks={COUNT})?")
 TORCH = re.compile(r"ProfilerStep#?\d+$")
 SGLANG_PHASES = {"decode": "decode", "target_verify": "decode", "extend": "prefill", "prefill": "prefill"}
 

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from labkit.trace.errors import NotATrace
+
 BLOCK = 8 << 20
 PIECE = 64 << 10  # compressed bytes at a time
+BOMB, RATIO = 256 << 20, 250  # unpacked bytes from which so many a packed one are no profile: those have 10 to 50
 
 
 class Blocks:
@@ -41,11 +44,13 @@ class Blocks:
 
     def inflated(self, file: BinaryIO) -> Iterator[bytes]:
         """Decompress gzip members piece by piece; where the stream is damaged, byte by byte up to the damage."""
-        inflate, pending = zlib.decompressobj(31), b""
+        inflate, pending, unpacked = zlib.decompressobj(31), b"", 0
         while piece := pending or file.read(PIECE):
             before = inflate.copy()
             try:
-                yield inflate.decompress(piece, BLOCK)
+                part = inflate.decompress(piece, BLOCK)
+                self.refuse_bomb(unpacked := unpacked + len(part), file.tell())
+                yield part
             except zlib.error as error:
                 yield from up_to_damage(before, piece)
                 self.fault, self.corrupt = f"the gzip data are damaged ({error})", True
@@ -56,6 +61,14 @@ class Blocks:
         yield inflate.flush()
         if not inflate.eof:
             self.fault = "the gzip file is cut off"
+
+    def refuse_bomb(self, unpacked: int, packed: int) -> None:
+        """Raise NotATrace for a file that unpacks to what no profile packs so small: it would fill the memory."""
+        if unpacked > max(BOMB, RATIO * packed):
+            raise NotATrace(
+                f"{self.path} unpacks to over {unpacked / 1e6:.0f} MB from {packed / 1e6:.1f} MB: no profile does",
+                "ask whoever sent it; a trace that really is like this can be given unpacked",
+            )
 
 
 def up_to_damage(inflate: Any, piece: bytes) -> Iterator[bytes]:

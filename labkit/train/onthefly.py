@@ -32,7 +32,9 @@ class OnTheFly:
 
         bare = targets.text_model(target)
         try:
-            model = AutoModel.from_pretrained(bare.path, dtype=dtype, attn_implementation="sdpa")
+            model = AutoModel.from_pretrained(
+                bare.path, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+            )
         except (ValueError, OSError, KeyError) as error:
             raise NoTransformersTarget(
                 f"Transformers cannot load {target.name}: {error}",

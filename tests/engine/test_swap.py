@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from labkit import acceptance, engine
-from labkit.engine import launch, supervisor
+from labkit.engine import launch
 from labkit.engine.service import state
 
 STANDIN = Path(__file__).parent / "standin"
@@ -151,7 +151,10 @@ def parent_of(process: psutil.Process) -> int:
 
 def alive(process: psutil.Process) -> bool:
     """Whether it runs; a zombie, which its parent has not asked about yet, does not (psutil says that it does)."""
-    return supervisor.alive(process.pid, process.create_time())
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def words_of(process: psutil.Process) -> list[str]:

@@ -54,8 +54,9 @@ def test_the_server_of_a_killed_benchmark_ends() -> None:
         url = process.stdout.readline().strip()
         assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 200
         (server,) = psutil.Process(process.pid).children()
+        since = supervisor.started(server.pid)
         process.kill()
         deadline = time.monotonic() + 30
-        while supervisor.alive(server.pid, server.create_time()):  # a zombie does not live
+        while supervisor.alive(server.pid, since):  # a zombie does not live
             assert time.monotonic() < deadline
             time.sleep(0.05)

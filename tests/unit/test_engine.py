@@ -220,7 +220,7 @@ def start_tree(tmp_path, owner: psutil.Process) -> tuple[subprocess.Popen, psuti
     """A supervisor over a parent with a child: (supervisor, parent, child)."""
     spec = {"command": [sys.executable, "-c", TREE], "environment": {}, "owner": owner.pid}
     spec_path = tmp_path / "spec.json"
-    spec_path.write_text(json.dumps(spec | {"owner_started": owner.create_time()}))
+    spec_path.write_text(json.dumps(spec | {"owner_started": supervisor_module.started(owner.pid)}))
     words = [sys.executable, "-P", supervisor_module.__file__, str(spec_path)]
     supervisor = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     child = psutil.Process(int(supervisor.stdout.readline()))
@@ -287,7 +287,8 @@ import json, psutil, subprocess, sys, time
 from pathlib import Path
 from labkit.engine import supervisor
 me = psutil.Process()
-spec = {"command": ["sleep", "120"], "environment": {}, "owner": me.pid, "owner_started": me.create_time()}
+spec = {"command": ["sleep", "120"], "environment": {}, "owner": me.pid}
+spec["owner_started"] = supervisor.started(me.pid)
 path = Path(sys.argv[1]) / "spec.json"
 path.write_text(json.dumps(spec))
 started = subprocess.Popen([sys.executable, "-P", supervisor.__file__, str(path)])

@@ -110,11 +110,12 @@ class FakeServer:
         """An attached server that the lab cannot look into."""
 
     def reply(self, request):
-        ids = json.loads(request.content)["prompt"]
+        body = json.loads(request.content)
+        ids = body["prompt"]
         if self.fail_after is not None and len(self.asked) >= self.fail_after:
             raise httpx.ConnectError("gone")
         self.asked.append(ids)
-        path = self.storage / f"req-{len(self.asked)}.safetensors"
+        path = self.storage / f"cmpl-{body['request_id']}-0.safetensors"
         tensors = {"hidden_states": speaking_states(self.target, ids), "token_ids": torch.tensor(ids)}
         if self.spoil:
             tensors = self.spoil(tensors)

@@ -11,7 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit import cli, runs
 from labkit.runs import headline, provenance
-from labkit.runs.execute import StageBusy, alone, digest, parameters_for
+from labkit.runs.execute import alone, digest, parameters_for
+from labkit.runs.stage import StageBusy
 from labkit.settings import BadParameter, Eagle3Pipeline, ExpertActivation, NgramBaseline
 
 PARAMETERS = 'target = "mini-kimi"\nscale = "demo"\nrun_id = ""\nseed = 0\nnum_tokens = 0\nmax_window = 16'

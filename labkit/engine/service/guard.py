@@ -16,8 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
+from labkit.engine import supervisor
 from labkit.engine.service import steps
 from labkit.engine.service.plan import SwapPlan
 from labkit.engine.service.state import State, runs
@@ -34,8 +33,7 @@ def main(folder: str, pipe: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, _: asked.append(received))
     state = State(Path(folder))
-    me = psutil.Process()
-    state.note(guard=me.pid, guard_started=me.create_time(), must=True)
+    state.note(guard=os.getpid(), guard_started=supervisor.started(os.getpid()), must=True)
     stored = state.read()
     plan = SwapPlan.of_json(stored["plan"])
 

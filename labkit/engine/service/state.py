@@ -9,8 +9,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from labkit import files
 from labkit.engine import supervisor
 from labkit.engine.service.plan import SwapPlan
@@ -33,8 +31,8 @@ class State:
 
     def begin(self, plan: SwapPlan) -> None:
         """A new swap by this process."""
-        owner = psutil.Process()
-        fresh = {"phase": "begun", "since": now(), "owner": owner.pid, "owner_started": owner.create_time()}
+        owner = {"owner": os.getpid(), "owner_started": supervisor.started(os.getpid())}
+        fresh = {"phase": "begun", "since": now(), **owner}
         files.write_json(self.path, fresh | {"error": None, "history": [["begun", now()]], "plan": plan.as_json()})
 
     def note(self, phase: str = "", *, must: bool = False, **more: Any) -> None:

@@ -7,6 +7,7 @@ services are stopped and started through systemctl alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def apply(plan: SwapPlan, state: State, ask: Ask) -> None:
     act(stop)
     wait_free(plan, processes, expected, ask)
     state.note("starting")
-    began = time.time()
+    began = uptime()
     act(start)
     wait_serving(plan, state, plan.unit, began, ask)
     state.note("ready", must=True)
@@ -113,14 +114,19 @@ def port_held(plan: SwapPlan, who: list[holders.Holder]) -> PortHeld:
 
 
 def strangers(plan: SwapPlan, began: float) -> list[holders.Holder]:
-    """Listeners on the port that were there before the service was started (`began`, a time since the epoch)."""
+    """Listeners on the port that were there before the service was started (at `began`, of `uptime`)."""
     return [who for who in holders.of_port(plan.port) if who.pid is not None and older(who.pid, began)]
 
 
+def uptime() -> float:
+    """Seconds since the boot: a time that nobody sets."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def older(pid: int, began: float) -> bool:
-    """Whether a process started clearly before a time."""
+    """Whether a process started clearly before a time of `uptime`."""
     try:
-        return psutil.Process(pid).create_time() < began - 1.0
+        return supervisor.ticks(pid) / os.sysconf("SC_CLK_TCK") < began - 1.0
     except psutil.NoSuchProcess:
         return False
 
@@ -186,7 +192,7 @@ def put_back(plan: SwapPlan, state: State) -> None:
         began = 0.0  # one that runs already is no stranger, however old
         if plan.manager.state(plan.service) not in ("active", "activating"):
             wait_for_port(plan)
-            began = time.time()
+            began = uptime()
             start_original(plan)
         wait_original(plan, state, began)
     except Exception as error:  # whatever it is, the state has to say that the original is not back

@@ -27,7 +27,9 @@ class CommandFailed(LabError):
     """A command that changes a service did not succeed."""
 
 
-Process = tuple[int, float]  # id and start time, so that a later process with the same id is not taken for it
+Process = tuple[
+    int, str
+]  # id and start (supervisor.started), so that a later process with the same id is not taken for it
 
 
 def runtime_dir(user: bool) -> Path:
@@ -124,7 +126,7 @@ def started(ids: list[int]) -> list[Process]:
     found = []
     for pid in dict.fromkeys(ids):
         try:
-            found.append((pid, psutil.Process(pid).create_time()))
+            found.append((pid, supervisor.started(pid)))
         except psutil.NoSuchProcess:
             continue
     return found
