@@ -1,8 +1,8 @@
 """How long each control takes to redraw on data of the demo's size: python -m benchmarks.controls
 
-A redraw is what a moved slider costs the kernel: the pure function, the drawing and its picture (PNG, at the size that
-a notebook shows). Every value of every knob is drawn, the others as at the start, each REPEATS times; printed are the
-median, the range, and the share of redraws within the goal.
+A redraw is what a moved slider costs the kernel: the pure function, the drawing and its picture (PNG, at the size
+that a notebook shows). Every value of every knob is drawn, the others as at the start, each REPEATS times; printed are
+the median, the range, and the share of redraws within the goal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def lookup() -> widgets.Control:
 def activation() -> widgets.Control:
     """03: routing of the demo's size, drawn at random."""
     rng = np.random.default_rng(0)
-    routing = Routing.of(rng.random((8192, 8, 64)).argpartition(8, axis=2)[:, :, :8], 64)
+    routing = Routing.of(rng.random((8192, 5, 48)).argpartition(6, axis=2)[:, :, :6], 48)
     given = {"ns": range(1, 17)}
     tables = [
         make(routing, **given).assign(model="random") for make in (experts.unique_by_window, experts.unique_table)

@@ -1,0 +1,152 @@
+"""A window with JupyterLab: opens notebooks, uses menus and sliders as a person does, reads what cells show."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Locator, Page
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "outputs" / "ci"
+
+CELLS = """() => {
+  const panel = window.jupyterapp.shell.currentWidget;
+  const cells = [...panel.content.model.cells].filter(cell => cell.type === 'code');
+  return {
+    status: panel.sessionContext.session?.kernel?.status,
+    cells: cells.map(cell => ({run: cell.executionCount !== null, outputs: cell.outputs.toJSON()})),
+  };
+}"""
+
+
+class Lab:
+    """One window. Its notebooks are copies in outputs/ci, so that nothing that runs here is ever committed."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page, self.address = page, address
+
+    def open(self, notebook: Path) -> None:
+        """Open a notebook and wait until its kernel is idle."""
+        at, token = self.address.split("/lab?")
+        self.page.goto(f"{at}/lab/tree/{notebook.relative_to(ROOT)}?reset&{token}")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+        self.until(lambda: self.state()["status"] == "idle", 60)
+
+    def state(self) -> dict[str, Any]:
+        """The kernel's status, and whether each code cell ran and what it shows."""
+        return self.page.evaluate(CELLS)
+
+    def errors(self) -> list[dict[str, Any]]:
+        """The error outputs of all cells."""
+        outputs = [output for cell in self.state()["cells"] for output in cell["outputs"]]
+        return [output for output in outputs if output["output_type"] == "error"]
+
+    def menu(self, *path: str) -> None:
+        """Click through the menu bar."""
+        top, entry = path
+        self.page.click(f".lm-MenuBar-itemLabel:text-is('{top}')")
+        self.page.click(f".lm-Menu-itemLabel:text-is('{entry}')")
+
+    def run_all(self) -> None:
+        """Run > Run All Cells."""
+        self.menu("Run", "Run All Cells")
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until every code cell has run; fails at the first error that one shows."""
+
+        def done() -> bool:
+            state = self.state()
+            found = self.errors()
+            assert not found, "\n".join(found[0]["traceback"])
+            return state["status"] == "idle" and all(cell["run"] for cell in state["cells"])
+
+        self.until(done, limit_s)
+
+    def until(self, ready: Callable[[], bool], limit_s: float) -> None:
+        """Wait for a condition; on failure a picture says how far it came."""
+        deadline = time.monotonic() + limit_s
+        while not ready():
+            if time.monotonic() > deadline:
+                self.picture("too-slow")
+                raise AssertionError(f"not within {limit_s} s; see {FOLDER / 'too-slow.png'}")
+            self.page.wait_for_timeout(200)
+
+    def knob(self, label: str) -> Locator:
+        """The slider with this label."""
+        name = self.page.locator(f".widget-label:text-is('{label}')")
+        return self.page.locator(".widget-inline-hbox").filter(has=name).first
+
+    def shown(self, knob: Locator) -> bytes:
+        """The picture of the plot that a knob belongs to."""
+        box = knob.locator("xpath=ancestor::*[contains(@class, 'widget-vbox')][1]")
+        source = box.locator(".jp-OutputArea img").first.get_attribute("src", timeout=20_000)
+        return base64.b64decode((source or "").partition("base64,")[2])
+
+    def move(self, label: str, key: str) -> tuple[bytes, bytes]:
+        """Move a slider by a key; the plot's picture before and after it changed."""
+        knob = self.knob(label)
+        knob.scroll_into_view_if_needed()
+        before = self.shown(knob)
+        knob.locator(".noUi-handle").first.press(key)
+        self.until(lambda: self.shown(knob) != before, 20)
+        return before, self.shown(knob)
+
+    def picture(self, name: str) -> None:
+        """A screenshot into outputs/ci."""
+        self.page.screenshot(path=FOLDER / f"{name}.png")
+
+    def close(self) -> None:
+        """End the kernel and the window."""
+        self.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
+        self.page.close()
+
+
+def copy(notebook: str, **parameters: Any) -> Path:
+    """A copy of a notebook at smoke scale, other parameters changed, too."""
+    source = next((ROOT / "notebooks").glob(f"{notebook}_*.ipynb"))
+    content = json.loads(source.read_text())
+    (cell,) = [cell for cell in content["cells"] if "parameters" in cell["metadata"].get("tags", [])]
+    values = {"scale": "smoke", **parameters}
+    lines = [line for line in cell["source"] if line.partition(" =")[0] not in values]
+    cell["source"] = [*(f"{name} = {value!r}\n" for name, value in values.items()), *lines]
+    return write(notebook, content["cells"])
+
+
+def write(name: str, cells: list[dict[str, Any]]) -> Path:
+    """A notebook in outputs/ci."""
+    path = FOLDER / f"{name}.ipynb"
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    path.write_text(json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}))
+    return path
+
+
+def code(number: int, *lines: str) -> dict[str, Any]:
+    """A code cell."""
+    source = "\n".join(lines)
+    return {
+        "id": f"c{number}", "cell_type": "code", "source": source, "metadata": {}, "outputs": [],
+        "execution_count": None,
+    }  # fmt: skip
+
+
+def servers() -> list[psutil.Process]:
+    """The processes of vLLM servers and their supervisors that a notebook's kernel started."""
+    kernels = [each for each in psutil.process_iter() if "ipykernel_launcher" in " ".join(words(each))]
+    below = [child for kernel in kernels for child in kernel.children(recursive=True)]
+    return [
+        each for each in below if "api_server" in " ".join(words(each)) or "supervisor" in " ".join(words(each))
+    ]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """A process's command line; empty where it is gone."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []

@@ -1,0 +1,93 @@
+"""JupyterLab in a real browser: notebooks run by Run All, sliders redraw, an interrupt leaves no server behind.
+
+The pictures in outputs/ci are for people.
+"""
+
+import re
+
+import psutil
+import pytest
+
+from tests.browser.lab import Lab, code, copy, servers, write
+
+pytestmark = pytest.mark.timeout(600)
+PNG = b"\x89PNG"
+
+
+def test_notebook_03_runs_and_its_sliders_redraw(lab: Lab, engine_started):
+    """First, while the engine of the next test starts."""
+    lab.open(copy("03"))
+    lab.run_all()
+    lab.finish(240)
+    before, after = lab.move("n", "ArrowRight")
+    assert before.startswith(PNG)
+    assert after.startswith(PNG)
+    lab.picture("03-experts-light")
+    before, after = lab.move("acceptance length", "ArrowRight")
+    assert before != after
+    lab.picture("03-what-if-light")
+    lab.page.click(".lm-MenuBar-itemLabel:text-is('Settings')")
+    lab.page.hover(".lm-Menu-itemLabel:text-is('Theme')")
+    lab.page.click(".lm-Menu-itemLabel:text-is('JupyterLab Dark')")
+    lab.page.wait_for_selector("[data-jp-theme-light=false]")
+    lab.picture("03-what-if-dark")
+    lab.knob("n").scroll_into_view_if_needed()
+    lab.picture("03-experts-dark")
+
+
+def test_notebook_02_runs_against_a_real_server(lab: Lab, engine_started):
+    lab.open(copy("02", server=engine_started.result().base_url))
+    lab.run_all()
+    lab.finish(240)
+    lab.move("k", "ArrowLeft")
+    lab.move("lookup max", "ArrowRight")
+    lab.picture("02-lookup")
+
+
+def test_an_interrupt_or_a_restart_leaves_no_server(lab: Lab):
+    lab.open(copy("02"))
+    for command, name in (("Interrupt Kernel", "02-interrupted"), ("Restart Kernel…", "02-restarted")):
+        lab.run_all()
+        lab.until(lambda: any("api_server" in " ".join(each.cmdline()) for each in servers()), 60)
+        family = servers()
+        lab.menu("Kernel", command)
+        if command.startswith("Restart"):
+            lab.page.click(".jp-Dialog .jp-mod-accept")
+        _, left = psutil.wait_procs(family, timeout=40)
+        assert not left
+        assert not servers()
+        lab.until(lambda: lab.state()["status"] == "idle", 40)
+        lab.picture(name)
+        if command.startswith("Interrupt"):
+            assert [error["ename"] for error in lab.errors()] == ["KeyboardInterrupt"]
+
+
+def test_a_button_stops_a_busy_cell_and_an_error_says_what_to_do(lab: Lab):
+    path = write(
+        "button",
+        [
+            code(
+                1,
+                "import time",
+                "from labkit.settings import NgramBaseline",
+                "from labkit.widgets import stop_button",
+            ),
+            code(2, "with stop_button() as stop:", "    while not stop.is_set():", "        time.sleep(0.05)"),
+            code(3, "print('stopped by the button')", "NgramBaseline.from_notebook({'temperature': -1.0})"),
+        ],
+    )
+    lab.open(path)
+    lab.run_all()
+    button = lab.page.locator("button:has-text('Stop and save')")
+    button.wait_for(timeout=30_000)
+    assert lab.state()["status"] == "busy"
+    button.click()
+    lab.until(lambda: len(lab.errors()) == 1, 30)
+    lab.picture("stopped-and-told")
+    (error,) = lab.errors()
+    told = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+    assert "temperature=-1.0 is below 0" in told
+    assert "what to do: raise temperature" in told
+    assert "Traceback" not in told
+    assert len(told.splitlines()) < 8
+    assert lab.page.locator("button:has-text('Stopped')").is_disabled()
