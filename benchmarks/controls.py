@@ -1,8 +1,8 @@
 """How long each control takes to redraw on data of the demo's size: python -m benchmarks.controls
 
 A redraw is what a moved slider costs the kernel: the pure function, the drawing and its picture (PNG, at the size
-that a notebook shows). Every value of every knob is drawn, the others as at the start, each REPEATS times; printed are
-the median, the range, and the share of redraws within the goal.
+that a notebook shows). Every value of every knob is drawn, the others as at the start, each REPEATS times; printed
+are the median, the range, and the share of redraws within the goal.
 """
 
 from __future__ import annotations

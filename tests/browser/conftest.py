@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ from labkit import engine
 from labkit.engine.launch import free_port
 from tests.browser.lab import FOLDER, ROOT, Lab
 
+OURS = ("LABKIT_HEADLESS", "LABKIT_OUTPUTS", "MPLBACKEND")  # what tests set, and a person has not
 CHROMIUM = Path("/usr/bin/chromium")
 # As few connections to the outside as Chromium lets itself be talked into; it runs as root here.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -26,33 +26,31 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
-def address(tmp_path_factory) -> Iterator[str]:
-    """The address with its token, of a JupyterLab that `make lab` started; afterwards nothing of it is left."""
+def jupyter(tmp_path_factory) -> Iterator[tuple[str, psutil.Process]]:
+    """A JupyterLab that `make lab` started: its address with a token, its process; nothing of it is left later."""
     home, log = tmp_path_factory.mktemp("jupyter"), FOLDER / "jupyterlab.log"
     FOLDER.mkdir(parents=True, exist_ok=True)
     own = {"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "IPYTHONDIR": "ipython"}
     own |= {"JUPYTER_RUNTIME_DIR": "runtime", "LABKIT_OUTPUTS": "runs"}
-    environment = os.environ | {name: str(home / folder) for name, folder in own.items()}
-    environment |= {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment = {
-        name: value for name, value in environment.items() if name not in ("LABKIT_HEADLESS", "MPLBACKEND")
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in OURS}
+    environment |= {name: str(home / folder) for name, folder in own.items()} | {"PYTHONPATH": str(ROOT)}
     # -o: .venv is what these tests run in. The application in the browser tells what its notebooks hold.
     options = f"LAB=--no-browser --port {free_port()} --LabApp.expose_app_in_browser=True"
+    command = ["make", "-o", ".venv/.ready", "lab", options]
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            ["make", "-o", ".venv/.ready", "lab", options],
-            cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True,
-        )  # fmt: skip
+        started = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+    process = psutil.Process(started.pid)
     try:
-        yield address_in(log, process)
+        yield address_in(log, started), process
     finally:
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = process.children(recursive=True)
         os.killpg(process.pid, signal.SIGTERM)
         _, left = psutil.wait_procs(family, timeout=60)
         for stray in left:
             stray.kill()
-    assert not left, [" ".join(each.cmdline())[:100] for each in left]
+    assert not left, left
 
 
 def address_in(log: Path, process: subprocess.Popen) -> str:
@@ -84,9 +82,9 @@ def engine_started(tmp_path_factory) -> Iterator[Future]:
 
 
 @pytest.fixture
-def lab(address: str, browser: Browser) -> Iterator[Lab]:
+def lab(jupyter: tuple[str, psutil.Process], browser: Browser) -> Iterator[Lab]:
     """A window with JupyterLab; its kernel ends with the test."""
     page = browser.new_page(viewport={"width": 1500, "height": 1000})
-    found = Lab(page, address)
+    found = Lab(page, *jupyter)
     yield found
     found.close()

@@ -28,8 +28,8 @@ CELLS = """() => {
 class Lab:
     """One window. Its notebooks are copies in outputs/ci, so that nothing that runs here is ever committed."""
 
-    def __init__(self, page: Page, address: str) -> None:
-        self.page, self.address = page, address
+    def __init__(self, page: Page, address: str, jupyter: psutil.Process) -> None:
+        self.page, self.address, self.jupyter = page, address, jupyter
 
     def open(self, notebook: Path) -> None:
         """Open a notebook and wait until its kernel is idle."""
@@ -97,6 +97,11 @@ class Lab:
         self.until(lambda: self.shown(knob) != before, 20)
         return before, self.shown(knob)
 
+    def servers(self) -> list[psutil.Process]:
+        """The processes of vLLM servers that this JupyterLab's kernels started, and their supervisors."""
+        below = self.jupyter.children(recursive=True)
+        return [each for each in below if "api_server" in words(each) or "supervisor" in words(each)]
+
     def picture(self, name: str) -> None:
         """A screenshot into outputs/ci."""
         self.page.screenshot(path=FOLDER / f"{name}.png")
@@ -135,18 +140,9 @@ def code(number: int, *lines: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def servers() -> list[psutil.Process]:
-    """The processes of vLLM servers and their supervisors that a notebook's kernel started."""
-    kernels = [each for each in psutil.process_iter() if "ipykernel_launcher" in " ".join(words(each))]
-    below = [child for kernel in kernels for child in kernel.children(recursive=True)]
-    return [
-        each for each in below if "api_server" in " ".join(words(each)) or "supervisor" in " ".join(words(each))
-    ]
-
-
-def words(process: psutil.Process) -> list[str]:
+def words(process: psutil.Process) -> str:
     """A process's command line; empty where it is gone."""
     try:
-        return process.cmdline()
+        return " ".join(process.cmdline())
     except psutil.Error:
-        return []
+        return ""

@@ -8,7 +8,7 @@ import re
 import psutil
 import pytest
 
-from tests.browser.lab import Lab, code, copy, servers, write
+from tests.browser.lab import Lab, code, copy, words, write
 
 pytestmark = pytest.mark.timeout(600)
 PNG = b"\x89PNG"
@@ -48,14 +48,14 @@ def test_an_interrupt_or_a_restart_leaves_no_server(lab: Lab):
     lab.open(copy("02"))
     for command, name in (("Interrupt Kernel", "02-interrupted"), ("Restart Kernel…", "02-restarted")):
         lab.run_all()
-        lab.until(lambda: any("api_server" in " ".join(each.cmdline()) for each in servers()), 60)
-        family = servers()
+        lab.until(lambda: any("api_server" in words(each) for each in lab.servers()), 60)
+        family = lab.servers()
         lab.menu("Kernel", command)
         if command.startswith("Restart"):
             lab.page.click(".jp-Dialog .jp-mod-accept")
         _, left = psutil.wait_procs(family, timeout=40)
         assert not left
-        assert not servers()
+        assert not lab.servers()
         lab.until(lambda: lab.state()["status"] == "idle", 40)
         lab.picture(name)
         if command.startswith("Interrupt"):
@@ -72,8 +72,15 @@ def test_a_button_stops_a_busy_cell_and_an_error_says_what_to_do(lab: Lab):
                 "from labkit.settings import NgramBaseline",
                 "from labkit.widgets import stop_button",
             ),
-            code(2, "with stop_button() as stop:", "    while not stop.is_set():", "        time.sleep(0.05)"),
-            code(3, "print('stopped by the button')", "NgramBaseline.from_notebook({'temperature': -1.0})"),
+            code(
+                2,
+                "with widgets.stop_button() as stop:",
+                "    while not stop.is_set():",
+                "        time.sleep(0.05)",
+            ),
+            code(
+                3, "print('stopped by the button')", "settings.NgramBaseline.from_notebook({'temperature': -1.0})"
+            ),
         ],
     )
     lab.open(path)
