@@ -131,13 +131,10 @@ def write(name: str, cells: list[dict[str, Any]]) -> Path:
     return path
 
 
-def code(number: int, *lines: str) -> dict[str, Any]:
+def code(number: int, source: str) -> dict[str, Any]:
     """A code cell."""
-    source = "\n".join(lines)
-    return {
-        "id": f"c{number}", "cell_type": "code", "source": source, "metadata": {}, "outputs": [],
-        "execution_count": None,
-    }  # fmt: skip
+    bare = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    return bare | {"id": f"cell-{number}", "source": source}
 
 
 def words(process: psutil.Process) -> str:

@@ -12,6 +12,9 @@ from tests.browser.lab import Lab, code, copy, words, write
 
 pytestmark = pytest.mark.timeout(600)
 PNG = b"\x89PNG"
+IMPORTS = "import time\nfrom labkit import settings, widgets"
+WAIT = "with widgets.stop_button() as stop:\n    while not stop.is_set():\n        time.sleep(0.05)"
+REFUSED = "settings.NgramBaseline.from_notebook({'temperature': -1.0})"
 
 
 def test_notebook_03_runs_and_its_sliders_redraw(lab: Lab, engine_started):
@@ -63,26 +66,7 @@ def test_an_interrupt_or_a_restart_leaves_no_server(lab: Lab):
 
 
 def test_a_button_stops_a_busy_cell_and_an_error_says_what_to_do(lab: Lab):
-    path = write(
-        "button",
-        [
-            code(
-                1,
-                "import time",
-                "from labkit.settings import NgramBaseline",
-                "from labkit.widgets import stop_button",
-            ),
-            code(
-                2,
-                "with widgets.stop_button() as stop:",
-                "    while not stop.is_set():",
-                "        time.sleep(0.05)",
-            ),
-            code(
-                3, "print('stopped by the button')", "settings.NgramBaseline.from_notebook({'temperature': -1.0})"
-            ),
-        ],
-    )
+    path = write("button", [code(number, source) for number, source in enumerate((IMPORTS, WAIT, REFUSED))])
     lab.open(path)
     lab.run_all()
     button = lab.page.locator("button:has-text('Stop and save')")
