@@ -1,4 +1,4 @@
-"""Controls bind pure functions: what they draw is checked by hand, nothing is computed twice, headless is silent."""
+"""Controls bind pure functions: drawings are checked by hand, nothing is computed twice, headless is silent."""
 
 import importlib
 import itertools
