@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from labkit.widgets.activation import activation
 from labkit.widgets.controls import Control, control, controls, is_live
-from labkit.widgets.live import LiveFigure, stop_button
+from labkit.widgets.live import LiveFigure, stoppable
 from labkit.widgets.lookup import lookup
 from labkit.widgets.profile import breakdown
 from labkit.widgets.sweep import sweep
@@ -26,6 +26,6 @@ __all__ = [
     "controls",
     "is_live",
     "lookup",
-    "stop_button",
+    "stoppable",
     "sweep",
 ]

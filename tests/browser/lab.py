@@ -20,7 +20,9 @@ CELLS = """() => {
   const cells = [...panel.content.model.cells].filter(cell => cell.type === 'code');
   return {
     status: panel.sessionContext.session?.kernel?.status,
-    cells: cells.map(cell => ({run: cell.executionCount !== null, outputs: cell.outputs.toJSON()})),
+    cells: cells.map(cell => ({
+      run: cell.executionCount !== null, busy: cell.executionState === 'running', outputs: cell.outputs.toJSON(),
+    })),
   };
 }"""
 
@@ -47,6 +49,11 @@ class Lab:
         outputs = [output for cell in self.state()["cells"] for output in cell["outputs"]]
         return [output for output in outputs if output["output_type"] == "error"]
 
+    def text(self, number: int) -> str:
+        """What a code cell printed."""
+        outputs = self.state()["cells"][number]["outputs"]
+        return "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
+
     def menu(self, *path: str) -> None:
         """Click through the menu bar."""
         top, entry = path
@@ -64,7 +71,7 @@ class Lab:
             state = self.state()
             found = self.errors()
             assert not found, "\n".join(found[0]["traceback"])
-            return state["status"] == "idle" and all(cell["run"] for cell in state["cells"])
+            return all(cell["run"] and not cell["busy"] for cell in state["cells"])
 
         self.until(done, limit_s)
 

@@ -12,8 +12,8 @@ from tests.browser.lab import Lab, code, copy, words, write
 
 pytestmark = pytest.mark.timeout(600)
 PNG = b"\x89PNG"
-IMPORTS = "import time\nfrom labkit import settings, widgets"
-WAIT = "with widgets.stop_button() as stop:\n    while not stop.is_set():\n        time.sleep(0.05)"
+IMPORTS = "from labkit import settings, widgets"
+WAIT = "await widgets.stoppable(lambda stop: [print('working'), stop.wait(100), print('saved')])"
 REFUSED = "settings.NgramBaseline.from_notebook({'temperature': -1.0})"
 
 
@@ -65,20 +65,25 @@ def test_an_interrupt_or_a_restart_leaves_no_server(lab: Lab):
             assert [error["ename"] for error in lab.errors()] == ["KeyboardInterrupt"]
 
 
-def test_a_button_stops_a_busy_cell_and_an_error_says_what_to_do(lab: Lab):
-    path = write("button", [code(number, source) for number, source in enumerate((IMPORTS, WAIT, REFUSED))])
-    lab.open(path)
+def test_a_button_and_an_interrupt_stop_a_cell_and_an_error_says_what_to_do(lab: Lab):
+    lab.open(
+        write("button", [code(number, source) for number, source in enumerate((IMPORTS, WAIT, WAIT, REFUSED))])
+    )
     lab.run_all()
     button = lab.page.locator("button:has-text('Stop and save')")
     button.wait_for(timeout=30_000)
-    assert lab.state()["status"] == "busy"
+    lab.until(lambda: lab.text(1) == "working\n", 20)
     button.click()
+    lab.until(lambda: lab.text(2) == "working\n", 20)
+    assert lab.text(1) == "working\nsaved\n"
+    lab.menu("Kernel", "Interrupt Kernel")
     lab.until(lambda: len(lab.errors()) == 1, 30)
     lab.picture("stopped-and-told")
+    assert lab.text(2) == "working\nsaved\n"
+    assert lab.page.locator("button:has-text('Stopped')").count() == 2
     (error,) = lab.errors()
     told = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
     assert "temperature=-1.0 is below 0" in told
     assert "what to do: raise temperature" in told
     assert "Traceback" not in told
     assert len(told.splitlines()) < 8
-    assert lab.page.locator("button:has-text('Stopped')").is_disabled()

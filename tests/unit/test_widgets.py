@@ -1,7 +1,9 @@
 """Controls bind pure functions: drawings are checked by hand, nothing is computed twice, headless is silent."""
 
+import asyncio
 import importlib
 import itertools
+import threading
 from pathlib import Path
 
 import ipywidgets
@@ -10,6 +12,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -157,8 +160,6 @@ def test_a_slider_ascends_and_starts_at_the_first_given():
 
 def test_controls_show_nothing_where_nobody_watches(headless):
     widgets.controls(lambda k: pytest.fail("drawn"), k=[1, 2])
-    with widgets.stop_button() as stop:
-        assert not stop.is_set()
 
 
 def test_controls_draw_with_what_is_chosen(watched):
@@ -173,22 +174,64 @@ def test_controls_draw_with_what_is_chosen(watched):
     assert drawn == [(2, "a"), (1, "a")]
 
 
-@pytest.mark.parametrize("click", [True, False])
-def test_the_stop_button_sets_the_flag_and_says_how_it_ended(watched, click):
-    with widgets.stop_button() as stop:
-        (button,) = watched
-        assert (button.description, button.disabled) == ("Stop and save", False)
-        if click:
-            button.click()
-            assert button.disabled
-        assert stop.is_set() == click
-    assert (button.description, button.disabled) == ("Stopped" if click else "Finished", True)
+def until(stop: threading.Event) -> str:
+    """Work that ends when it is told to."""
+    assert stop.wait(20)
+    return threading.current_thread().name
 
 
-def test_the_stop_button_is_over_when_the_block_raises(watched):
-    with pytest.raises(KeyboardInterrupt), widgets.stop_button():
-        raise KeyboardInterrupt
-    assert watched[0].disabled
+def test_headless_work_is_called_as_ever(headless):
+    name = asyncio.run(
+        widgets.stoppable(lambda word, stop: (word, stop.is_set(), threading.current_thread()), "a")
+    )
+    assert name == ("a", False, threading.main_thread())
+
+
+def test_the_button_stops_the_work_that_the_cell_awaits(watched):
+    async def cell() -> str:
+        asyncio.get_running_loop().call_later(0.05, lambda: watched[0].click())
+        return await widgets.stoppable(until)
+
+    assert asyncio.run(cell()) == "labkit-work"
+    (button,) = watched
+    assert (button.description, button.disabled) == ("Stopped", True)
+
+
+def test_an_interrupt_lets_the_work_end_by_itself(watched):
+    async def cell() -> str:
+        task = asyncio.ensure_future(widgets.stoppable(until))
+        asyncio.get_running_loop().call_later(0.05, task.cancel)
+        return await task
+
+    assert asyncio.run(cell()) == "labkit-work"
+
+
+def test_errors_of_the_work_are_the_cells_and_the_button_is_over(watched):
+    def work(stop):
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        asyncio.run(widgets.stoppable(work))
+    assert (watched[0].description, watched[0].disabled) == ("Finished", True)
+
+
+def test_a_real_training_is_saved_when_it_is_stopped(watched, tmp_path, monkeypatch):
+    """The button of notebook 04, clicked after the first figure; run again it ends as one that nobody stopped."""
+    import train_data
+
+    from labkit import train
+
+    monkeypatch.setattr(train.loop, "SHOW_EVERY_S", 0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = train_data.make(tmp_path)
+    with pytest.raises(train.Stopped, match=r"stopped after step 1 .*the stop flag"):
+        asyncio.run(widgets.stoppable(train_data.fit, made, tmp_path / "cut", watch=lambda _: watched[0].click()))
+    assert (tmp_path / "cut/checkpoint.safetensors").exists()
+    for folder in ("cut", "whole"):
+        asyncio.run(widgets.stoppable(train_data.fit, made, tmp_path / folder))
+    train_data.assert_same(tmp_path / "whole", tmp_path / "cut")
+    torch.set_num_threads(threads)
 
 
 def frame(length: int) -> pd.DataFrame:
