@@ -34,6 +34,9 @@ def jupyter(tmp_path_factory) -> Iterator[tuple[str, psutil.Process]]:
     own |= {"JUPYTER_RUNTIME_DIR": "runtime", "LABKIT_OUTPUTS": "runs"}
     environment = {name: value for name, value in os.environ.items() if name not in OURS}
     environment |= {name: str(home / folder) for name, folder in own.items()} | {"PYTHONPATH": str(ROOT)}
+    news = home / "config/lab/user-settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    news.parent.mkdir(parents=True)
+    news.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # nothing here asks the outside
     # -o: .venv is what these tests run in. The application in the browser tells what its notebooks hold.
     options = f"LAB=--no-browser --port {free_port()} --LabApp.expose_app_in_browser=True"
     command = ["make", "-o", ".venv/.ready", "lab", options]
