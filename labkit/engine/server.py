@@ -211,7 +211,7 @@ def launch_server(target: targets.Target, variant: str, options: dict[str, Any],
 
 
 def started(words: list[str], extra: dict[str, str], log_path: Path) -> subprocess.Popen[bytes]:
-    """The started process; an interrupt that comes while it starts, before anybody holds it, leaves none behind."""
+    """The started process; an interrupt while it starts, when nobody holds it yet, leaves none behind."""
     before = set(psutil.Process().children())
     try:
         return launch.start(words, extra, log_path)
