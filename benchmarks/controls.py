@@ -89,9 +89,9 @@ def sweep() -> widgets.Control:
     knobs = {"variant": ["eagle3", "ngram", "mtp"], "k": [1, 2, 3, 5, 7], "streams": [1, 4, 16]}
     knobs |= {"temperature": [0.0, 0.7], "category": ["all", "chat", "code", "qa", "copy", "story", "maths"]}
     table = pd.DataFrame(itertools.product(*knobs.values()), columns=list(knobs))
-    for name in ("acceptance_length", "speedup", "speedup_low", "speedup_high", "predicted_speedup"):
-        table[name] = 1 + table["k"] / 10
-    return widgets.sweep(table)
+    table["speedup"] = 1 + table["k"] / table["variant"].map({"eagle3": 10, "ngram": 15, "mtp": 20})
+    table = table.assign(acceptance_length=1.5 * table["speedup"], predicted_speedup=1.1 * table["speedup"])
+    return widgets.sweep(table.assign(speedup_low=0.9 * table["speedup"], speedup_high=1.1 * table["speedup"]))
 
 
 CONTROLS = {
@@ -124,7 +124,6 @@ def moves(control: widgets.Control) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Redraw all, print a line each."""
     mpl.use("agg")
-    mpl.rcParams["figure.dpi"] = 72  # as inline figures are
     print(f"redraw of a control, ms: median [fastest, slowest]; goal {GOAL_MS:.0f} ms")
     for name, make in CONTROLS.items():
         control = make()

@@ -18,7 +18,7 @@ from labkit import engine
 from labkit.engine.launch import free_port
 from tests.browser.lab import FOLDER, ROOT, Lab
 
-OURS = ("LABKIT_HEADLESS", "LABKIT_OUTPUTS", "MPLBACKEND")  # what tests set, and a person has not
+OURS = ("LABKIT_HEADLESS", "LABKIT_OUTPUTS", "MPLBACKEND", "MAKEFLAGS")  # what tests set, and a person has not
 CHROMIUM = Path("/usr/bin/chromium")
 # As few connections to the outside as Chromium lets itself be talked into; it runs as root here.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
@@ -39,7 +39,7 @@ def jupyter(tmp_path_factory) -> Iterator[tuple[str, psutil.Process]]:
     news.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # nothing here asks the outside
     # -o: .venv is what these tests run in. The application in the browser tells what its notebooks hold.
     options = f"LAB=--no-browser --port {free_port()} --LabApp.expose_app_in_browser=True"
-    command = ["make", "-o", ".venv/.ready", "lab", options]
+    command = ["make", "-o", ".venv/bin/.ready", "lab", options]
     with log.open("wb") as out:
         started = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
