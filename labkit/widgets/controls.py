@@ -12,6 +12,18 @@ import matplotlib.pyplot as plt
 from IPython.display import display
 from matplotlib.figure import Figure
 
+LABELS = {
+    "k": "drafted tokens k",
+    "n": "tokens n",
+    "r": "reuse factor r",
+    "budget": "expert budget (0: none)",
+    "allreduce_us": "AllReduce (µs)",
+    "acceptance_length": "acceptance length",
+    "lookup_max": "lookup_max",
+    "lookup_min": "lookup_min",
+}
+STYLE = {"description_width": "initial"}
+
 
 def is_live() -> bool:
     """Whether somebody watches: a notebook that JupyterLab runs, not a headless one."""
@@ -70,8 +82,12 @@ def control(name: str, values: Sequence[Any] | ipywidgets.Widget) -> ipywidgets.
     kind = ipywidgets.Dropdown if words else ipywidgets.SelectionSlider
     options = {} if words else {"continuous_update": False}
     options |= {"options": list(dict.fromkeys(values)) if words else sorted(set(values))}
-    style = {"description_width": "initial"}
-    return kind(value=values[0], description=name.replace("_", " "), style=style, **options)
+    return kind(value=values[0], description=LABELS.get(name, name), style=STYLE, layout=layout(), **options)
+
+
+def layout() -> ipywidgets.Layout:
+    """Room on both sides, so that a knob's figure is not taken for the next one's label."""
+    return ipywidgets.Layout(margin="2px 24px 2px 4px")
 
 
 def span(name: str, values: Sequence[Any]) -> ipywidgets.Widget:
@@ -80,7 +96,8 @@ def span(name: str, values: Sequence[Any]) -> ipywidgets.Widget:
     return ipywidgets.SelectionRangeSlider(
         options=ordered,
         index=(0, len(ordered) - 1),
-        description=name,
-        style={"description_width": "initial"},
+        description=LABELS.get(name, name),
+        style=STYLE,
+        layout=layout(),
         continuous_update=False,
     )

@@ -22,7 +22,7 @@ def test_notebook_03_runs_and_its_sliders_redraw(lab: Lab, engine_started):
     lab.open(copy("03"))
     lab.run_all()
     lab.finish(240)
-    before, after = lab.move("n", "ArrowRight")
+    before, after = lab.move("tokens n", "ArrowRight")
     assert before.startswith(PNG)
     assert after.startswith(PNG)
     lab.picture("03-experts-light")
@@ -32,9 +32,9 @@ def test_notebook_03_runs_and_its_sliders_redraw(lab: Lab, engine_started):
     lab.page.click(".lm-MenuBar-itemLabel:text-is('Settings')")
     lab.page.hover(".lm-Menu-itemLabel:text-is('Theme')")
     lab.page.click(".lm-Menu-itemLabel:text-is('JupyterLab Dark')")
-    lab.page.wait_for_selector("[data-jp-theme-light=false]")
+    lab.page.wait_for_selector("[data-jp-theme-light=false]", state="attached")
     lab.picture("03-what-if-dark")
-    lab.knob("n").scroll_into_view_if_needed()
+    lab.knob("tokens n").scroll_into_view_if_needed()
     lab.picture("03-experts-dark")
 
 
@@ -42,8 +42,8 @@ def test_notebook_02_runs_against_a_real_server(lab: Lab, engine_started):
     lab.open(copy("02", server=engine_started.result().base_url))
     lab.run_all()
     lab.finish(240)
-    lab.move("k", "ArrowLeft")
-    lab.move("lookup max", "ArrowRight")
+    lab.move("drafted tokens k", "ArrowLeft")
+    lab.move("lookup_max", "ArrowRight")
     lab.picture("02-lookup")
 
 

@@ -168,7 +168,7 @@ def test_controls_draw_with_what_is_chosen(watched):
     assert watched[0] == "text"
     box = watched[1]
     knobs = box.children[0].children
-    assert [knob.description for knob in knobs] == ["k", "word"]
+    assert [knob.description for knob in knobs] == ["drafted tokens k", "word"]
     assert drawn == [(2, "a")]
     knobs[0].value = 1
     assert drawn == [(2, "a"), (1, "a")]
