@@ -19,8 +19,6 @@ LABELS = {
     "budget": "expert budget (0: none)",
     "allreduce_us": "AllReduce (µs)",
     "acceptance_length": "acceptance length",
-    "lookup_max": "lookup_max",
-    "lookup_min": "lookup_min",
 }
 STYLE = {"description_width": "initial"}
 

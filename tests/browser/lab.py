@@ -54,6 +54,11 @@ class Lab:
         outputs = self.state()["cells"][number]["outputs"]
         return "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
 
+    def pictures(self, number: int) -> list[str]:
+        """The pictures that a code cell displayed."""
+        outputs = self.state()["cells"][number]["outputs"]
+        return [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+
     def menu(self, *path: str) -> None:
         """Click through the menu bar."""
         top, entry = path

@@ -12,8 +12,18 @@ from tests.browser.lab import Lab, code, copy, words, write
 
 pytestmark = pytest.mark.timeout(600)
 PNG = b"\x89PNG"
-IMPORTS = "from labkit import settings, widgets"
-WAIT = "await widgets.stoppable(lambda stop: [print('working'), stop.wait(100), print('saved')])"
+IMPORTS = """import pandas as pd
+from labkit import settings, widgets
+from labkit.plots import training
+
+rows = pd.DataFrame({"step": [0, 1, 2], "loss": [3.0, 2.0, 1.5], "epoch": [0, 0, 1]})
+rows["acceptance_length"] = [1, 1.5, 2]
+"""
+WAIT = """show = widgets.LiveFigure(training.plot_progress)
+await widgets.stoppable(
+    lambda stop: [show(rows[:2]), print("working"), stop.wait(100), show(rows), print("saved")]
+);
+"""
 REFUSED = "settings.NgramBaseline.from_notebook({'temperature': -1.0})"
 
 
@@ -76,8 +86,11 @@ def test_a_button_and_an_interrupt_stop_a_cell_and_an_error_says_what_to_do(lab:
     button.click()
     lab.until(lambda: lab.text(2) == "working\n", 20)
     assert lab.text(1) == "working\nsaved\n"
+    assert len(lab.pictures(1)) == len(lab.pictures(2)) == 1, "redrawn in place"
+    assert lab.pictures(1) != lab.pictures(2), "the first cell's has a step more"
     lab.menu("Kernel", "Interrupt Kernel")
     lab.until(lambda: len(lab.errors()) == 1, 30)
+    assert lab.pictures(1) == lab.pictures(2)
     lab.picture("stopped-and-told")
     assert lab.text(2) == "working\nsaved\n"
     assert lab.page.locator("button:has-text('Stopped')").count() == 2
