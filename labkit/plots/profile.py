@@ -13,7 +13,7 @@ STYLE: dict[str, tuple[str, str]] = {
     "MoE": ("#009E73", ""),
     "norm and elementwise": ("#CC79A7", ""),
     "sampling": ("#F0E442", ""),
-    "memory copy": ("#999999", ""),
+    "memory copy": ("#666666", ""),
     "framework overhead": ("#CCCCCC", ".."),
     "AllReduce transfer": ("#D55E00", ""),
     "AllReduce wait": ("#D55E00", "///"),
@@ -23,7 +23,7 @@ STYLE: dict[str, tuple[str, str]] = {
     "idle": ("#FFFFFF", ""),
 }
 BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 5, "fontsize": 8, "frameon": False}
-RANKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#000000")
+RANKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666", "#000000")
 
 
 def plot_breakdown(parts: pd.DataFrame, *, ax: Axes | None = None) -> Axes:

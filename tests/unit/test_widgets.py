@@ -73,6 +73,19 @@ def test_breakdown_draws_the_bars_of_the_chosen_rank_and_steps():
     assert first < last
 
 
+def test_every_control_says_what_it_shows_and_in_which_unit():
+    grid = prediction.grid(rows(), TIMES, TIMES, k=3, lookup_max=4)
+    made = [
+        widgets.breakdown(trace.load(TRACE)),
+        widgets.lookup(grid, rows(), TIMES, TIMES, k=3, lookup_max=4, lookup_min=1),
+        widgets.sweep(sweep_table()),
+    ]
+    for control in made:
+        axes = control.drawn().axes[0]
+        assert all((axes.get_title(), axes.get_xlabel(), axes.get_ylabel()))
+        assert "(" in axes.get_xlabel()
+
+
 def rows() -> pd.DataFrame:
     """A copying and a random category."""
     rng = np.random.default_rng(0)
