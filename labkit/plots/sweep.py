@@ -29,7 +29,19 @@ def plot_sweep(
         if value == "speedup":
             low, high = part["speedup_low"], part["speedup_high"]
             ax.fill_between(part["k"], low, high, color=colour, alpha=0.15, linewidth=0)
-            ax.plot(part["k"], part["predicted_speedup"], "--", color=colour, label=f"{variant}, predicted")
+            foreseen = part.dropna(subset="predicted_speedup")
+            if len(foreseen):
+                ax.plot(
+                    foreseen["k"],
+                    foreseen["predicted_speedup"],
+                    "x--",
+                    color=colour,
+                    label=f"{variant}, predicted",
+                )
+    if df.empty:
+        ax.text(0.5, 0.5, "not measured", ha="center", va="center", transform=ax.transAxes)
+        ax.set(title=f"By drafted tokens: {where}", xticks=[], yticks=[])
+        return ax
     if chosen is not None:
         ax.axvline(chosen, color="#888888", linestyle=":", linewidth=1)
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)

@@ -154,6 +154,24 @@ def test_sweep_draws_the_chosen_load_and_category_with_the_prediction_beside():
     assert "ngram, predicted" not in lines
 
 
+def test_a_sweep_of_points_and_categories_leaves_out_the_baseline_and_says_what_was_not_measured():
+    """As notebook 05 has it: only the best k by streams, a prediction for the head alone."""
+    one = {"temperature": 0.0, "acceptance_length": 2.0, "speedup": 1.5, "speedup_low": 1.0, "speedup_high": 2.0}
+    head = pd.DataFrame([{"variant": "eagle3", "k": k, "streams": s, **one} for k, s in ((1, 1), (3, 1), (3, 4))])
+    ngram = pd.DataFrame([{"variant": "ngram", "k": 5, "streams": 1, **one}])
+    bare = pd.DataFrame([{"variant": "baseline", "k": 0, "streams": s, "temperature": 0.0} for s in (1, 4)])
+    points = pd.concat([bare, head.assign(predicted=1.4), ngram], ignore_index=True)
+    control = widgets.sweep(points, points[points["streams"] == 1].assign(category="code"), k=3)
+    assert control.choices["k"] == [3, 1, 3, 5]
+    assert control.choices["category"] == ["all prompts", "code"]
+    lines = {line.get_label(): line for line in control.drawn().axes[0].get_lines()}
+    assert {"eagle3 (k=3: 1.50)", "eagle3, predicted", "ngram"} <= set(lines)
+    assert lines["eagle3, predicted"].get_ydata().tolist() == [1.4, 1.4]
+    assert not {"baseline", "ngram, predicted"} & set(lines)
+    nothing = control.drawn(category="code", streams=4).axes[0]
+    assert [text.get_text() for text in nothing.texts] == ["not measured"]
+
+
 @pytest.mark.parametrize("column", ["speedup", "predicted_speedup", "acceptance_length"])
 def test_a_sweep_with_gaps_is_drawn(column):
     table = sweep_table()
