@@ -11,7 +11,7 @@ sweep       notebook 05: k, streams and category of a sweep, prediction beside m
 from __future__ import annotations
 
 from labkit.widgets.activation import activation
-from labkit.widgets.controls import Control, control, controls, is_live
+from labkit.widgets.controls import Control, control, controls, is_live, png
 from labkit.widgets.live import LiveFigure, stoppable
 from labkit.widgets.lookup import lookup
 from labkit.widgets.profile import breakdown
@@ -26,6 +26,7 @@ __all__ = [
     "controls",
     "is_live",
     "lookup",
+    "png",
     "stoppable",
     "sweep",
 ]

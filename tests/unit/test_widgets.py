@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib
+import io
 import itertools
 import threading
 from pathlib import Path
@@ -179,6 +180,25 @@ def test_a_sweep_with_gaps_is_drawn(column):
     for k in (1, 3, None):
         widgets.sweep(table, k=k).drawn()
     widgets.sweep(table[table["variant"] == "eagle3"]).drawn()
+
+
+def test_a_picture_is_the_one_that_savefig_cuts_tight():
+    """Pixel for pixel but for the edge, where the two round differently."""
+    pictures = []
+    for save in (widgets.png, tight):
+        pictures.append(plt.imread(io.BytesIO(save(widgets.sweep(sweep_table()).drawn()))))
+    one, two = pictures
+    assert all(abs(a - b) <= 2 for a, b in zip(one.shape, two.shape, strict=True)), (one.shape, two.shape)
+    dark = [int((picture[..., :3].min(axis=2) < 0.5).sum()) for picture in pictures]
+    assert dark[0] == pytest.approx(dark[1], rel=0.02), "nothing was cut off"
+    assert not plt.get_fignums()
+
+
+def tight(figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", bbox_inches="tight")
+    plt.close(figure)
+    return buffer.getvalue()
 
 
 def test_a_slider_ascends_and_starts_at_the_first_given():
