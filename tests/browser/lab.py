@@ -26,6 +26,12 @@ CELLS = """() => {
   };
 }"""
 
+SCROLL = """async () => {
+  const content = window.jupyterapp.shell.currentWidget.content;
+  const failed = cell => cell.type === 'code' && cell.outputs.toJSON().some(each => each.output_type === 'error');
+  await content.scrollToItem([...content.model.cells].findIndex(failed));
+}"""
+
 
 class Lab:
     """One window. Its notebooks are copies in outputs/ci, so that nothing that runs here is ever committed."""
@@ -114,12 +120,24 @@ class Lab:
         below = self.jupyter.children(recursive=True)
         return [each for each in below if "api_server" in words(each) or "supervisor" in words(each)]
 
+    def run_until_a_server_starts(self) -> list[psutil.Process]:
+        """Run All, until a vLLM is there; its processes."""
+        self.run_all()
+        self.until(lambda: any("api_server" in words(each) for each in self.servers()), 60)
+        return self.servers()
+
+    def show_error(self) -> None:
+        """Scroll to the first cell that shows an error."""
+        self.page.evaluate(SCROLL)
+        self.page.wait_for_timeout(500)
+
     def picture(self, name: str) -> None:
         """A screenshot into outputs/ci."""
         self.page.screenshot(path=FOLDER / f"{name}.png")
 
     def close(self) -> None:
         """End the kernel and the window."""
+        self.until(lambda: self.state()["status"] == "idle", 60)
         self.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
         self.page.close()
 

@@ -8,7 +8,7 @@ import re
 import psutil
 import pytest
 
-from tests.browser.lab import Lab, code, copy, words, write
+from tests.browser.lab import Lab, code, copy, write
 
 pytestmark = pytest.mark.timeout(600)
 PNG = b"\x89PNG"
@@ -59,20 +59,19 @@ def test_notebook_02_runs_against_a_real_server(lab: Lab, engine_started):
 
 def test_an_interrupt_or_a_restart_leaves_no_server(lab: Lab):
     lab.open(copy("02"))
-    for command, name in (("Interrupt Kernel", "02-interrupted"), ("Restart Kernel…", "02-restarted")):
-        lab.run_all()
-        lab.until(lambda: any("api_server" in words(each) for each in lab.servers()), 60)
-        family = lab.servers()
-        lab.menu("Kernel", command)
-        if command.startswith("Restart"):
-            lab.page.click(".jp-Dialog .jp-mod-accept")
-        _, left = psutil.wait_procs(family, timeout=40)
-        assert not left
-        assert not lab.servers()
-        lab.until(lambda: lab.state()["status"] == "idle", 40)
-        lab.picture(name)
-        if command.startswith("Interrupt"):
-            assert [error["ename"] for error in lab.errors()] == ["KeyboardInterrupt"]
+    family = lab.run_until_a_server_starts()
+    lab.menu("Kernel", "Interrupt Kernel")
+    assert not psutil.wait_procs(family, timeout=40)[1]
+    lab.until(lambda: [error["ename"] for error in lab.errors()] == ["KeyboardInterrupt"], 40)
+    assert not lab.servers()
+    lab.show_error()
+    lab.picture("02-interrupted")
+    family = lab.run_until_a_server_starts()
+    lab.menu("Kernel", "Restart Kernel…")
+    lab.page.click(".jp-Dialog .jp-mod-accept")
+    assert not psutil.wait_procs(family, timeout=40)[1]
+    lab.page.wait_for_timeout(2000)  # the restarted kernel's own start
+    assert not lab.servers()
 
 
 def test_a_button_and_an_interrupt_stop_a_cell_and_an_error_says_what_to_do(lab: Lab):
