@@ -24,19 +24,21 @@ class LabError(Exception):
 
 
 def tell_briefly() -> None:
-    """In JupyterLab, show a LabError as what it says; %tb then gives the traceback. Headless nothing changes.
+    """In JupyterLab, show a LabError or an interrupt as what it says; %tb has the traceback. Headless as ever.
 
     By IPython's own set_custom_exc (tried with IPython 9.18, ipykernel 7.4).
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     if shell is not None and "LABKIT_HEADLESS" not in os.environ:
-        shell.set_custom_exc((LabError,), brief)
+        shell.set_custom_exc((LabError, KeyboardInterrupt), brief)
 
 
 def brief(
-    shell: Any, kind: type[LabError], error: LabError, trace: TracebackType, tb_offset: int | None = None
+    shell: Any, kind: type[BaseException], error: BaseException, trace: TracebackType, tb_offset: int | None = None
 ) -> list[str]:
-    """IPython's handler for a LabError: the message without the way to it."""
+    """IPython's handler for these: the message without the way to it."""
+    if isinstance(error, KeyboardInterrupt):
+        error = kind("interrupted\n  what to do: run the cell again; what was finished is kept")
     shell.showtraceback((kind, error, trace), exception_only=True)
     return []

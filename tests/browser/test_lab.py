@@ -63,6 +63,7 @@ def test_an_interrupt_or_a_restart_leaves_no_server(lab: Lab):
     lab.menu("Kernel", "Interrupt Kernel")
     assert not psutil.wait_procs(family, timeout=40)[1]
     lab.until(lambda: [error["ename"] for error in lab.errors()] == ["KeyboardInterrupt"], 40)
+    assert "run the cell again" in lab.errors()[0]["evalue"]
     assert not lab.servers()
     lab.show_error()
     lab.picture("02-interrupted")
