@@ -25,7 +25,7 @@ from labkit.targets import Target
 BASE: dict[str, Any] = {
     "states_from": "on-the-fly",
     "draft_vocab_size": 8192,
-    "batch_tokens": 8192,
+    "batch_tokens": 4096,
     "learning_rate": 1e-3,
     "ttt_steps": 3,
     "epochs": 1,
@@ -43,7 +43,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lm_head trained": {"lm_head": "trained"},
     "learning rate 3e-3": {"learning_rate": 3e-3},
     "learning rate 3e-4": {"learning_rate": 3e-4},
-    "2,048 tokens a step": {"batch_tokens": 2048},
+    "1,024 tokens a step": {"batch_tokens": 1024},
+    "16,384 tokens a step": {"batch_tokens": 16384},
     "layers 9,19,29": {"aux_layers": "9,19,29"},
     "layers 2,15,29": {"aux_layers": "2,15,29"},
     "random start": {"start": "scratch"},

@@ -85,12 +85,11 @@ def own_step(model: Any, settings: Eagle3Pipeline, device: torch.device) -> Call
     return step
 
 
-def peer_step(model: Any, settings: Eagle3Pipeline, device: torch.device) -> Callable[[Any], None]:
+def peer_step(model: Any, settings: Eagle3Pipeline, device: torch.device, kernels: str) -> Callable[[Any], None]:
     """speculators' step: the statements of its Trainer.train_epoch that work on the device."""
     from speculators.losses import resolve_loss_config
 
-    fused = "fused" if device.type == "cuda" else "eager"
-    how = {"ttt_steps": settings.ttt_steps, "loss_config": resolve_loss_config(settings.loss, fused)}
+    how = {"ttt_steps": settings.ttt_steps, "loss_config": resolve_loss_config(settings.loss, kernels)}
     adamw = torch.optim.AdamW(model.named_parameters(), lr=1e-4, weight_decay=0.01)
 
     def step(batch: Any) -> None:
@@ -177,6 +176,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=20 if cuda else 4)
     parser.add_argument("--repeats", type=int, default=5 if cuda else 3)
     parser.add_argument("--compiled", action="store_true", help="torch.compile for the lab's step, too")
+    # Its own choice on a GPU is fused, which torch 2.11 does not compile: "eager" ones are compiled with the rest.
+    parser.add_argument("--peer-losses", choices=["fused", "eager"], default="")
     given = parser.parse_args()
     device = torch.device("cuda" if cuda else "cpu")
     target = targets.resolve(given.target)
@@ -194,7 +195,8 @@ def main() -> None:
         f"{given.ttt_steps} TTT steps, draft vocabulary {given.draft_vocab_size}, {given.longest} tokens at most"
     )
     own = own_step(built(target, given.draft_vocab_size, device), settings, device)
-    peer = peer_step(built(target, given.draft_vocab_size, device, flex=cuda), settings, device)
+    kernels = given.peer_losses or ("fused" if cuda else "eager")
+    peer = peer_step(built(target, given.draft_vocab_size, device, flex=cuda), settings, device, kernels)
     own_batches = [batches.pack(group, given.ttt_steps, read) for group in groups]
     peer_batches = [peers_batch(group, read, given.batch_tokens) for group in groups]
     own_laps, peer_laps = [], []

@@ -13,6 +13,7 @@ import typer
 from labkit import files, targets
 from labkit.conversations import offline, sources, wide
 from labkit.conversations.answers import Sampling
+from labkit.conversations.dataset import collect
 from labkit.conversations.store import Store
 from labkit.errors import LabError
 
@@ -96,6 +97,31 @@ def gather(
     frame = pd.concat(found, ignore_index=True).drop_duplicates("prompt_id")
     offline.write_prompts(run / PROMPTS, frame)
     report(f"{len(frame)} prompts answered whole; notebook 04: prompts={run / PROMPTS}")
+
+
+@app.command()
+def dataset(
+    part: Annotated[Path, typer.Argument(help="a folder of `answer`; dataset.parquet is written beside")],
+    target: str = "smollm2",
+    max_tokens: int = 512,
+    max_model_len: int = 2048,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """A data set of one part's whole answers, all of it held out: something to measure heads on."""
+    served, sampling = targets.resolve(target), Sampling(max_tokens, temperature, 1.0, seed)
+    chosen = offline.finished(sources.read(part / PROMPTS), Store(part / ANSWERS), served, sampling)
+    rows = collect(
+        chosen.assign(split="held_out"),
+        None,
+        part,
+        max_length=max_model_len - 1,
+        model_key=served.revision,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    report(f"{len(rows)} conversations, {int(rows.answer_tokens.sum()):,} answer tokens")
 
 
 def main() -> None:
