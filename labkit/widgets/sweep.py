@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -22,6 +24,8 @@ def sweep(points: pd.DataFrame, categories: pd.DataFrame | None = None, *, k: in
     at the first. A knob of one value is left out.
     """
     table = joined(points, categories)
+    if table.empty:
+        return Control(lambda: "Nothing was measured.")
 
     def draw(show: str, k: int, **where: float | str) -> Axes:
         mine = table
@@ -42,4 +46,6 @@ def joined(points: pd.DataFrame, categories: pd.DataFrame | None) -> pd.DataFram
         points = points.assign(category=ALL)
     table = points if categories is None else pd.concat([points, categories], ignore_index=True)
     table = table if "predicted_speedup" in table else table.rename(columns={"predicted": "predicted_speedup"})
+    if "predicted_speedup" not in table:
+        table = table.assign(predicted_speedup=math.nan)
     return table.dropna(subset=[*FIGURES.values()], how="all")

@@ -173,6 +173,15 @@ def test_a_sweep_of_points_and_categories_leaves_out_the_baseline_and_says_what_
     assert [text.get_text() for text in nothing.texts] == ["not measured"]
 
 
+def test_a_sweep_without_prediction_or_without_anything():
+    bare = widgets.sweep(sweep_table().drop(columns="predicted_speedup"))
+    labels = [line.get_label() for line in bare.drawn().axes[0].get_lines()]
+    assert labels[0].startswith("eagle3")
+    assert not [label for label in labels if "predicted" in label]
+    nothing = sweep_table().assign(speedup=np.nan, acceptance_length=np.nan)
+    assert widgets.sweep(nothing).drawn() == "Nothing was measured."
+
+
 @pytest.mark.parametrize("column", ["speedup", "predicted_speedup", "acceptance_length"])
 def test_a_sweep_with_gaps_is_drawn(column):
     table = sweep_table()
