@@ -7,8 +7,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps
 # PyTorch's own index is asked only where the machine's settings know no CPU build of torch.
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+CHROMIUM := /usr/bin/chromium
 
-.PHONY: help setup demo test unit soak bench lab lint format render lock clean
+.PHONY: help setup demo test unit browser soak bench lab lint format render lock clean
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,8 +30,16 @@ $(BIN)/.ready: requirements/cpu.txt pyproject.toml
 demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
-test: setup lint  ## unit tests, real engine, notebooks
-	$(BIN)/python -m pytest tests/unit tests/faults tests/engine tests/notebooks
+test: setup lint $(CHROMIUM)  ## unit tests, real engine, notebooks, JupyterLab in a browser
+	$(BIN)/python -m pytest tests/unit tests/faults tests/engine tests/notebooks tests/browser
+
+$(CHROMIUM):  # Debian's; the browser tests drive it
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
+	else echo "the browser tests want $@: install Debian's package chromium, then run this again"; exit 1; fi
+
+browser: setup $(CHROMIUM)  ## JupyterLab in a browser; pictures in outputs/ci
+	$(BIN)/python -m pytest tests/browser
 
 unit: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit
@@ -51,6 +60,7 @@ $(PEERS)/.ready: requirements/bench.txt $(BIN)/.ready
 	touch $@
 
 bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet machine (about 16 minutes)
+	$(BIN)/python -m benchmarks.controls
 	$(BIN)/python -m benchmarks.client_overhead
 	$(BIN)/python -m benchmarks.ngram_vs_vllm
 	$(BIN)/python -m benchmarks.experts_unique
@@ -60,8 +70,9 @@ bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet 
 	$(BIN)/python -m benchmarks.extract_vs_prefill
 	$(BIN)/python -m benchmarks.trace_vs_hta $(PEERS)/bin/python
 
-lab: setup  ## JupyterLab on loopback
-	LD_PRELOAD=$(CURDIR)/.venv/lib/libiomp5.so $(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir .
+lab: setup  ## JupyterLab on loopback, with a token (LAB= for more of its options)
+	LD_PRELOAD=$(CURDIR)/.venv/lib/libiomp5.so $(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir . \
+	  $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB)
 
 lint: setup  ## ruff, and notebooks without outputs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

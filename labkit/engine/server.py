@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from labkit import settings, targets
 from labkit.engine import diagnosis, holders, launch, supervisor, urls, variants
@@ -215,8 +216,20 @@ def launch_server(target: targets.Target, variant: str, options: dict[str, Any],
     words = launch.command(target.path, target.name, variant, port, options)
     log_path = log_dir / f"server-{variant}.log"
     extra = launch.environment(options) | variants.environment_of(variant, options)
-    process = launch.start(words, extra, log_path)
+    process = started(words, extra, log_path)
     return Server(f"http://127.0.0.1:{port}/v1", target.name, variant, options, log_path, process)
+
+
+def started(words: list[str], extra: dict[str, str], log_path: Path) -> subprocess.Popen[bytes]:
+    """The started process; an interrupt while it starts, when nobody holds it yet, leaves none behind."""
+    before = set(psutil.Process().children())
+    try:
+        return launch.start(words, extra, log_path)
+    except BaseException:
+        for child in set(psutil.Process().children()) - before:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.terminate()
+        raise
 
 
 def wait_ready(server: Server, limit_s: float) -> None:

@@ -11,12 +11,22 @@ from matplotlib.axes import Axes
 from labkit.plots.serving import COLOURS
 
 
-def plot_unique(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
-    """Unique experts a layer by window length, measured with its interval; `df` is experts.unique_by_window."""
+def plot_unique(df: pd.DataFrame, *, model: str = "", chosen: int | None = None, ax: Axes | None = None) -> Axes:
+    """Unique experts a layer by window length, measured with its interval; `df` is experts.unique_by_window.
+
+    A chosen n is marked, its figures are in the legend.
+    """
     ax = ax or plt.subplots(figsize=(7, 4))[1]
-    ax.plot(df["n"], df["uniform"], color=COLOURS[1], linestyle="--", label="independent and uniform")
-    ax.plot(df["n"], df["popularity"], color=COLOURS[2], linestyle=":", label="independent, by popularity")
-    ax.plot(df["n"], df["unique_mean"], color=COLOURS[0], marker="o", markersize=4, label="measured")
+    row = df[df["n"] == chosen]
+    labels = {"uniform": "independent and uniform", "popularity": "independent, by popularity"}
+    labels |= {"unique_mean": "measured"}
+    for (column, label), colour, style in zip(
+        labels.items(), (COLOURS[1], COLOURS[2], COLOURS[0]), ("--", ":", "-o"), strict=True
+    ):
+        told = "".join(f", n={chosen}: {value:.2f}" for value in row[column])
+        ax.plot(df["n"], df[column], style, color=colour, markersize=4, label=label + told)
+    if len(row):
+        ax.axvline(chosen, color="#888888", linestyle=":", linewidth=1)
     ax.fill_between(df["n"], df["low"], df["high"], color=COLOURS[0], alpha=0.25, linewidth=0)
     ax.set(title=f"Experts that n consecutive tokens touch: {model}", xlabel="tokens verified together (n)")
     ax.set_ylabel("different experts a layer")

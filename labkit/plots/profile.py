@@ -13,7 +13,7 @@ STYLE: dict[str, tuple[str, str]] = {
     "MoE": ("#009E73", ""),
     "norm and elementwise": ("#CC79A7", ""),
     "sampling": ("#F0E442", ""),
-    "memory copy": ("#999999", ""),
+    "memory copy": ("#666666", ""),
     "framework overhead": ("#CCCCCC", ".."),
     "AllReduce transfer": ("#D55E00", ""),
     "AllReduce wait": ("#D55E00", "///"),
@@ -22,7 +22,8 @@ STYLE: dict[str, tuple[str, str]] = {
     "unclassified": ("#000000", ""),
     "idle": ("#FFFFFF", ""),
 }
-RANKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#999999", "#000000")
+BELOW = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 5, "fontsize": 8, "frameon": False}
+RANKS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#666666", "#000000")
 
 
 def plot_breakdown(parts: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
@@ -40,7 +41,7 @@ def plot_breakdown(parts: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     ax.invert_yaxis()
     ax.set(title="Where a decode step goes", xlabel="time a step (ms)", ylabel="rank")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=3, fontsize=8, frameon=False)
+    ax.legend(**BELOW, ncols=3)
     return ax
 
 
@@ -59,7 +60,7 @@ def plot_timeline(timeline: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.invert_yaxis()
     step = int(timeline["step"].iloc[0])
     ax.set(title=f"Decode step {step} on all ranks", xlabel="time since its start (ms)", ylabel="rank")
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=4, fontsize=8, frameon=False)
+    ax.legend(**BELOW, ncols=4)
     return ax
 
 

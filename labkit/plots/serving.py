@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 # Okabe and Ito's palette: tellable apart with every kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -68,11 +69,17 @@ def plot_ratios(pairs: pd.DataFrame, overall: pd.DataFrame, *, ax: Axes | None =
 
 
 def plot_lookup_grid(
-    grid: pd.DataFrame, k: int, value: str = "tokens_per_step", *, ax: Axes | None = None
+    grid: pd.DataFrame,
+    k: int,
+    value: str = "tokens_per_step",
+    *,
+    chosen: tuple[int, int] | None = None,
+    ax: Axes | None = None,
 ) -> Axes:
     """Tokens a step, or the predicted speedup, over lookup_max and lookup_min for drafts of k tokens.
 
-    `grid` is prediction.grid or ngram.simulate_grid, `value` one of its columns.
+    `grid` is prediction.grid or ngram.simulate_grid, `value` one of its columns; `chosen`, a pair (lookup_max,
+    lookup_min), is framed and told in the title.
     """
     ax = ax or plt.subplots(figsize=(5, 3.8))[1]
     table = grid[grid["k"] == k].pivot_table(index="lookup_min", columns="lookup_max", values=value)
@@ -88,6 +95,10 @@ def plot_lookup_grid(
     ax.set_yticks(range(table.shape[0]), table.index)
     label = {"tokens_per_step": "tokens a step", "predicted": "predicted speedup (×)"}.get(value, value)
     ax.set(title=f"Simulated {label}, k={k}", xlabel="lookup_max (tokens)", ylabel="lookup_min (tokens)")
+    if chosen and chosen[0] in table.columns and chosen[1] in table.index:
+        at = (table.columns.get_loc(chosen[0]), table.index.get_loc(chosen[1]))
+        ax.add_patch(Rectangle((at[0] - 0.5, at[1] - 0.5), 1, 1, fill=False, edgecolor=COLOURS[5], linewidth=3))
+        ax.set(title=f"{ax.get_title()}, lookup {chosen[0]}..{chosen[1]}: {table.iloc[at[1], at[0]]:.2f}")
     ax.figure.colorbar(image, ax=ax, label=label)
     return ax
 

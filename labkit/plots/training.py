@@ -18,6 +18,7 @@ def plot_loss(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.axvline(step, color=GREY, linewidth=0.5, linestyle=":")
     ax.set(title="Training loss (dotted: end of an epoch)", xlabel="optimiser step")
     ax.set_ylabel("loss, summed over TTT steps (nats)")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylim(bottom=0)
     return ax
 

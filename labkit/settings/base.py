@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from labkit.errors import LabError
+from labkit.errors import LabError, tell_briefly
 
 SCALES = ("smoke", "demo", "full")
 PASSWORD = re.compile(r"//[^/\s]*@|^[^/\s@]*:[^/\s@]*@[^/\s@]+:\d+")
@@ -123,6 +123,7 @@ class Settings:
         papermill only warns of a parameter that a notebook does not have, so the cell that papermill
         injected is looked up in the input history and each name it assigns has to be known.
         """
+        tell_briefly()
         names = set(cls.parameters())
         for source in namespace.get("In", []):
             if source.startswith("# Parameters\n"):

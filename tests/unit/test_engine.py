@@ -269,6 +269,24 @@ def test_supervisor_killed_takes_all_along(tmp_path):
     assert wait_gone(parent, child, sentinel)
 
 
+def test_an_interrupt_while_the_process_starts_leaves_none(tmp_path, monkeypatch):
+    """Ctrl-C between fork and return: nobody holds the process yet that could stop it."""
+    made = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(psutil.Process(self.pid))
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server_module.started(["sleep", "60"], {}, tmp_path / "server.log")
+    _, left = psutil.wait_procs(made, timeout=20)
+    assert made
+    assert not left
+
+
 def test_a_supervisor_in_somebodys_session_ends_nobody_else(tmp_path):
     """Started by hand in a shell's session, its sentinel must not end the shell."""
     words = [sys.executable, "-c", SHELL, str(tmp_path)]

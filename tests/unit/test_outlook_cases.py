@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.verify_cost import config
-from labkit import costmodel, outlook, planner, targets, widgets
+from labkit import costmodel, outlook, planner, targets
 from labkit.costmodel import StepModel
 from labkit.plots import costmodel as figures
 
@@ -72,12 +72,6 @@ def test_sliders_begin_at_the_models_own_figures(model):
 
 
 BANDWIDTH = costmodel.Bandwidth(20.0, 19.0, 21.0, True, "test")
-
-
-def test_a_slider_ascends_and_starts_at_the_first_given():
-    slider = widgets.control("k", [3, 1, 2, 3])
-    assert (slider.options, slider.value) == ((1, 2, 3), 3)
-    assert widgets.control("kind", ["b", "a"]).options == ("b", "a")
 
 
 def test_verdict_by_case_is_the_models_own(model):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import bench, conversations, extract, pipeline, targets, train, widgets
+from labkit import bench, conversations, extract, pipeline, targets, train
 from labkit.runs import dry
 from labkit.settings import BadParameter, Eagle3Pipeline
 
@@ -94,30 +94,6 @@ def test_costs_are_tokens_over_seconds():
     table = pipeline.costs(dataset(), metrics, {"answers": 2.0, "training": 3.0}).set_index("step")
     assert table.loc["answers", "tokens_per_s"] == 7 / 2.0
     assert table.loc["training", "tokens_per_s"] == 100.0
-
-
-def test_live_figure_draws_only_where_somebody_watches(monkeypatch):
-    calls = []
-
-    def draw(frame):
-        import matplotlib.pyplot as plt
-
-        calls.append(len(frame))
-        return plt.figure()
-
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    live = widgets.LiveFigure(draw)
-    live(pd.DataFrame({"x": [1]}))
-    assert calls == []
-    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
-    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
-    monkeypatch.setattr(widgets, "display", lambda figure, display_id: type("H", (), {"update": calls.append})())
-    live(pd.DataFrame())
-    live(pd.DataFrame({"x": [1]}))
-    live(pd.DataFrame({"x": [1, 2]}))
-    assert calls[0] == 1
-    assert calls[1] == 2
-    assert len(calls) == 3
 
 
 def prompts_of(*texts):

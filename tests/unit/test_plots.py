@@ -1,0 +1,63 @@
+"""The colours of figures are told apart by every kind of colour vision."""
+
+import itertools
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from labkit.plots.profile import RANKS, STYLE
+from labkit.plots.serving import COLOURS
+
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as it is seen without one kind of cone.
+SEEN = {
+    "all cones": np.eye(3),
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.01182, 0.04294, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.3039],
+    ],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+TELLABLE = 10.0  # CIELAB distance; 2.3 is just noticeable side by side
+
+
+def linear(colour: str) -> np.ndarray:
+    """Linear RGB of an sRGB colour."""
+    value = np.array(to_rgb(colour))
+    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    """CIELAB (D65) of linear RGB."""
+    ratio = XYZ @ np.clip(rgb, 0, 1) / (XYZ @ np.ones(3))
+    root = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+
+@pytest.mark.parametrize("vision", SEEN)
+@pytest.mark.parametrize(
+    "palette", [COLOURS, RANKS, list(dict.fromkeys(colour for colour, _hatch in STYLE.values()))], ids=len
+)
+def test_colours_are_told_apart(palette, vision):
+    seen = [lab(np.array(SEEN[vision]) @ linear(colour)) for colour in palette]
+    for one, two in itertools.combinations(range(len(palette)), 2):
+        apart = float(np.linalg.norm(seen[one] - seen[two]))
+        assert apart > TELLABLE, (palette[one], palette[two], apart)
+
+
+@pytest.mark.parametrize("vision", SEEN)
+def test_lines_of_a_figure_stand_out_from_the_page(vision):
+    for colour in COLOURS:
+        apart = np.linalg.norm(lab(np.array(SEEN[vision]) @ linear(colour)) - lab(np.ones(3)))
+        assert apart > 25, colour
