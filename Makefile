@@ -30,7 +30,7 @@ demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
 test: setup lint  ## unit tests, real engine, notebooks
-	$(BIN)/python -m pytest tests/unit tests/engine tests/notebooks
+	$(BIN)/python -m pytest tests/unit tests/docs tests/engine tests/notebooks
 
 unit: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit
