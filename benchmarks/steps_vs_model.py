@@ -1,23 +1,31 @@
 """t(n) on the CPU engine beside the cost model, fitted at two n: `python -m benchmarks.steps_vs_model`.
 
-SmolLM2, and a Qwen3-MoE-shaped model with random weights whose tokens route apart, each on its own server: five
-minutes on two idle cores. Prints predicted over measured t(n) / t(1) at the n that were not fitted; the goal is
-0.9 to 1.1. Other programs lengthen steps, so of several rounds the quietest counts at each n.
+SmolLM2, and a Qwen3-MoE-shaped model with random weights whose tokens route apart, each in an engine of its own
+(benchmarks.steps_inside): six minutes on two idle cores. Prints predicted over measured t(n) / t(1) at the n that
+were not fitted; the goal is 0.9 to 1.1. The engine runs in its process, without server and client: on two cores
+these take their share of every step, and most of a single stream's (LOG.md). Other programs, and on a shared host
+other machines, lengthen steps, so of many rounds in random order the quietest counts at each n.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from labkit import bench, costmodel, engine, experts, targets
+from labkit import costmodel, experts, files, targets
 from labkit.bench import steptimes
+from labkit.engine import launch
 
 NS = (1, 2, 3, 4, 6, 8)
 FITTED = (1, 8)
-ROUNDS = 4
+ROUNDS = 12
 CLOSE = 0.10
 SHAPE = {
     "hidden_size": 1024,
@@ -49,29 +57,30 @@ def qwen3_moe(folder: Path, tokenizer_of: targets.Target) -> targets.Target:
     return targets.resolve(folder)
 
 
-def step_times(server: engine.Server) -> pd.DataFrame:
-    """The quietest of several rounds at each n: n streams step_ms.
+def inside(target: targets.Target, folder: Path) -> dict[str, Any]:
+    """What benchmarks.steps_inside measured: rounds (n: medians, ms) and the text, its prompt first."""
+    out, extra = folder / f"{Path(target.name).name}.json", launch.environment({"tensor_parallel_size": 1})
+    tokens = target.tokenizer()(steptimes.PROMPT.format(n=1))["input_ids"]
+    given = {"model": str(target.path), "prompt": tokens, "ns": NS, "rounds": ROUNDS, "out": str(out)}
+    words = [sys.executable, "-m", "benchmarks.steps_inside", json.dumps(given)]
+    subprocess.run(words, env=os.environ | extra | {"VLLM_LOGGING_LEVEL": "ERROR"}, check=True)
+    return files.read_json(out)
+
+
+def quietest(found: dict[str, Any]) -> pd.DataFrame:
+    """The quietest round at each n: n streams step_ms.
 
     A round counts by its median, not by its fast steps: those of a mixture of experts are the ones whose tokens
     happened to share experts.
     """
-    times = pd.concat(bench.step_times(server, NS, tokens=24, repeats=1) for _ in range(ROUNDS))
-    return times.groupby(["n", "streams"], as_index=False)["step_ms"].min()
+    rows = [{"n": int(n), "streams": 1, "step_ms": min(medians)} for n, medians in found["rounds"].items()]
+    return pd.DataFrame(rows)
 
 
-def reuse_of(server: engine.Server, target: targets.Target) -> dict[int, float]:
+def reuse_of(found: dict[str, Any], target: targets.Target) -> dict[int, float]:
     """n: r of the text whose neighbouring tokens were timed, recorded through Transformers."""
-    told = bench.run(
-        server,
-        [steptimes.PROMPT.format(n=1)],
-        max_tokens=48,
-        repeats=1,
-        extra_body={"ignore_eos": True},
-        shuffle=False,
-    ).iloc[0]
-    text = [*map(int, told["prompt_token_ids"]), *map(int, told["output_token_ids"])]
-    routing = experts.record(experts.load(target), [experts.Document("a text", text)])
-    answer = routing.experts[len(told["prompt_token_ids"]) :]
+    routing = experts.record(experts.load(target), [experts.Document("a text", found["text"])])
+    answer = routing.experts[found["prompt_tokens"] :]
     all_experts, chosen = target.geometry.n_routed_experts, target.geometry.num_experts_per_tok
     return {n: experts.reuse(experts.unique(answer, n).mean(), all_experts, chosen, n) for n in NS if n > 1}
 
@@ -91,9 +100,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         moe = qwen3_moe(Path(folder) / "qwen3-moe", smollm2)
         for target in (smollm2, moe):
-            with engine.serve(target, "baseline", log_dir=Path(folder), max_model_len=1024) as server:
-                times = step_times(server)
-                reuse = {1: 1.0} | reuse_of(server, target) if target.geometry.is_moe else 1.0
+            found = inside(target, Path(folder))
+            times = quietest(found)
+            reuse = {1: 1.0} | reuse_of(found, target) if target.geometry.is_moe else 1.0
             table = compared(times, costmodel.StepModel(target.geometry, machine, context_tokens=64, reuse=reuse))
             off = (table.loc[~table["fitted"], "ratio"] - 1).abs().max()
             print(f"\n{Path(target.name).name}\n{table.round(3).to_string(index=False)}")

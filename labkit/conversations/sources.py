@@ -24,7 +24,11 @@ class TooFewPrompts(LabError):
 
 
 def prompts(source: str, most: int = 0, seed: int = 0) -> pd.DataFrame:
-    """The lab's own prompts for "templated", else those of `read`."""
+    """The lab's own prompts for "templated" and "wide" (`most` of them), else those of `read`."""
+    if source == "wide":
+        from labkit.conversations import wide
+
+        return wide.prompts(most, seed)
     return templated() if source == "templated" else read(source, most, seed)
 
 

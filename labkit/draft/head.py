@@ -1,7 +1,7 @@
 """A fresh EAGLE-3 head over a target, or one that exists, as a model to train or to run.
 
 The head is speculators' Eagle3DraftModel: fc over three target states, one decoder layer over [embedding, state],
-norm and lm_head. Embedding and lm_head rows are the target's and stay frozen.
+norm and lm_head. The embedding is the target's and stays frozen; lm_head's rows do unless they are to learn.
 """
 
 from __future__ import annotations
@@ -25,18 +25,29 @@ NOT_SHIPPED = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.")  # engine
 
 
 def build(
-    target: Target, vocab: VocabMap, layers: Sequence[int], *, ttt_steps: int = 3, seed: int = 0, **flags: bool
+    target: Target,
+    vocab: VocabMap,
+    layers: Sequence[int],
+    *,
+    ttt_steps: int = 3,
+    num_layers: int = 1,
+    train_lm_head: bool = False,
+    seed: int = 0,
+    **flags: bool,
 ) -> Eagle3DraftModel:
-    """A fresh head over `layers` of the target (vLLM's ids, without the last output), fp32.
+    """A fresh head of `num_layers` over `layers` of the target (vLLM's ids, without the last output), fp32.
 
-    Raises UnknownArchitecture for flags that no engine takes, MissingWeights.
+    `train_lm_head`: its lm_head begins as the target's rows and learns; else it stays them. Raises
+    UnknownArchitecture for flags that no engine takes, MissingWeights.
     """
     torch.manual_seed(seed)
     size = vocab.draft_vocab_size
-    config = configure(target, draft_vocab_size=size, layers=layers, ttt_steps=ttt_steps, **FLAGS | flags)
+    shape = {"ttt_steps": ttt_steps, "num_layers": num_layers}
+    config = configure(target, draft_vocab_size=size, layers=layers, **shape, **FLAGS | flags)
     model = new(config)
     model.load_vocab_mappings(vocab.t2d, vocab.d2t)
     take_from(target, model, lm_head=True)
+    model.lm_head.weight.requires_grad_(train_lm_head)
     return model.float()
 
 

@@ -21,13 +21,13 @@ REST = 0.1  # what stays of fc's random weights beside the identity on the highe
 
 
 def warm_start(model: Eagle3DraftModel, target: Target) -> list[str]:
-    """Copy the target's last layer and final norm into the head, in place; returns the head's parameters set.
+    """Copy the target's last layers and final norm into the head, in place; returns the head's parameters set.
 
     A parameter that the target has not, or has in another shape (MoE, MLA), keeps its random start. fc begins as
     the identity on the highest of the states, plus a tenth of its random weights.
     """
     hidden = target.geometry.hidden_size
-    wanted = sources(target)
+    wanted = sources(target, len(model.layers))
     found = load(target, list(wanted.values()))
     parameters = dict(model.named_parameters())
     done = []
@@ -36,7 +36,8 @@ def warm_start(model: Eagle3DraftModel, target: Target) -> list[str]:
             weight, parameter = found.get(source), parameters[name]
             place = (
                 parameter[:, hidden:]
-                if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+                if name.startswith("layers.0.")
+                and name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
                 else parameter
             )
             if weight is not None and weight.shape == place.shape:
@@ -47,19 +48,20 @@ def warm_start(model: Eagle3DraftModel, target: Target) -> list[str]:
     return [*done, "fc.weight"]
 
 
-def sources(target: Target) -> dict[str, str]:
-    """Parameter of the head: the target's tensor that it starts from.
+def sources(target: Target, count: int = 1) -> dict[str, str]:
+    """Parameter of the head of `count` layers: the target's tensor that it starts from.
 
-    q, k and v read [embedding, state]; only their half over the state has a counterpart.
+    The first layer's q, k and v read [embedding, state]; only their half over the state has a counterpart.
     """
-    layer = f"layers.{target.geometry.num_hidden_layers - 1}"
     same = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
     same += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")] + ["post_attention_layernorm.weight"]
-    wanted = {f"layers.0.{name}": f"{layer}.{name}" for name in same}
-    return wanted | {
-        "layers.0.hidden_norm.weight": f"{layer}.input_layernorm.weight",
-        "norm.weight": "norm.weight",
-    }
+    first, wanted = target.geometry.num_hidden_layers - count, {"norm.weight": "norm.weight"}
+    for number in range(count):
+        layer = f"layers.{first + number}"
+        wanted |= {f"layers.{number}.{name}": f"{layer}.{name}" for name in same}
+        norm = "hidden_norm" if number == 0 else "input_layernorm"  # the norm that the state passes
+        wanted[f"layers.{number}.{norm}.weight"] = f"{layer}.input_layernorm.weight"
+    return wanted
 
 
 def load(target: Target, names: list[str]) -> dict[str, torch.Tensor]:

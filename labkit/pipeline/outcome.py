@@ -54,7 +54,7 @@ def conclusion(dataset: pd.DataFrame, simulated: Acceptance, metrics: pd.DataFra
         f"{answer}: after {trained:,} tokens of training in {metrics.seconds.max():.0f} s its drafts are worth "
         f"**{simulated.mean_length:.2f}** tokens a step at k={k} on held-out prompts of the training kind (best "
         f"epoch {best:.2f}). That is simulated; the engine's own figure, and whether it pays, is the question of "
-        f"notebook 05.\n\nLimits: {conversations} conversations, {whose(dataset)} answers, one layer. More data "
+        f"notebook 05.\n\nLimits: {conversations} conversations, {whose(dataset)} answers. More data "
         "helps before anything else does: where the held-out length falls "
         "while the loss still does, the head has begun to learn its data by heart."
     )

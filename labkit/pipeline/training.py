@@ -26,10 +26,10 @@ def calibrate(
     """Measure generation, prefill and training here on a few conversations, and forecast this run by it.
 
     A row a step (calibration.forecast). What was measured is kept in the stage's folder; with the same settings
-    nothing is measured again and no server starts. Empty where the data set brings its answers: nothing is
-    generated then.
+    nothing is measured again and no server starts. Empty where the data set brings its answers (nothing is
+    generated then) and where `calibrate` says no.
     """
-    if settings.answers == "dataset":
+    if settings.answers == "dataset" or not settings.calibrate:
         return pd.DataFrame(columns=["step", "predicted_s_low", "predicted_s", "predicted_s_high"])
     few = prompts.head(min(settings.concurrency, settings.num_prompts))
     decides = ("max_tokens", "temperature", "concurrency", "draft_vocab_size", "ttt_steps", "batch_tokens")

@@ -149,6 +149,7 @@ class Eagle3Pipeline(Settings):
         "learning_rate": 1e-7,
         "ttt_decay": 1e-3,
         "accumulate": 1,
+        "draft_layers": 1,
         "tensor_parallel_size": 1,
         "plan_conversations": 1,
         "plan_tokens": 2,
@@ -158,6 +159,7 @@ class Eagle3Pipeline(Settings):
 
     prompts: str = "templated"
     answers: str = "target"
+    calibrate: bool = True
     train_reasoning: bool = True
     num_prompts: int = 0
     held_out: int = 0
@@ -170,6 +172,8 @@ class Eagle3Pipeline(Settings):
     states_backend: str = "vllm"
     shard: str = ""
     draft_vocab_size: int = 0
+    draft_layers: int = 1
+    lm_head: str = "frozen"
     epochs: int = 0
     learning_rate: float = 1e-3
     ttt_steps: int = 3
@@ -200,7 +204,12 @@ class Eagle3Pipeline(Settings):
             )
         if not 0 < self.top_p <= 1:
             raise BadParameter(f"top_p={self.top_p} is no probability", "give top_p above 0, at most 1")
-        for name, known in {"precision": ("bf16", "fp32"), "states_from": ("files", "on-the-fly")}.items():
+        choices = {
+            "precision": ("bf16", "fp32"),
+            "states_from": ("files", "on-the-fly"),
+            "lm_head": ("frozen", "trained"),
+        }
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise BadParameter(f"{name}={getattr(self, name)!r} is unknown", f"use {' or '.join(known)}")
 

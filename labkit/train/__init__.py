@@ -6,7 +6,7 @@ from labkit.train.batches import LeakedSplit, NoTrainingData, Sample, load_sampl
 from labkit.train.health import BadSamples, Diverged
 from labkit.train.job import BadJob, launch_command, write_job
 from labkit.train.loop import Watcher
-from labkit.train.onthefly import NoTransformersTarget
+from labkit.train.onthefly import NoTransformersTarget, OnTheFly
 from labkit.train.peer import UnorderedSplits, for_speculators, speculators_command
 from labkit.train.running import run
 from labkit.train.simulation import simulate, walk
@@ -25,6 +25,7 @@ __all__ = [
     "LeakedSplit",
     "NoTrainingData",
     "NoTransformersTarget",
+    "OnTheFly",
     "Sample",
     "Stopped",
     "UnorderedSplits",

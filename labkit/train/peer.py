@@ -72,7 +72,7 @@ def speculators_command(
     words = words if processes > 1 else ["speculators", "train"]
     for name, value in flags.items():
         words.append(f"--{name.replace('_', '-')}")
-        words += [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
+        words += [str(item) for item in value] if isinstance(value, (list, tuple, range)) else [str(value)]
     return shlex.join([*words, *switches()])
 
 
@@ -109,7 +109,8 @@ def options(
     if settings.start not in (start.WARM, start.SCRATCH):
         return flags | {"from_pretrained": Path(settings.start).absolute()}
     arch = draft.config.layer_config(target).model_type
-    return flags | {"num_layers": 1, "full_attention_indices": [0], "draft_arch": arch}
+    count = settings.draft_layers
+    return flags | {"num_layers": count, "full_attention_indices": range(count), "draft_arch": arch}
 
 
 def switches() -> list[str]:

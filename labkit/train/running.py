@@ -31,6 +31,8 @@ DECIDING = (
     "ttt_decay",
     "precision",
     "states_from",
+    "draft_layers",
+    "lm_head",
 )
 
 

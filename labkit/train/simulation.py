@@ -29,16 +29,27 @@ class Evaluated:
 
 
 def simulate(
-    model: Eagle3DraftModel, samples: Sequence[Sample], k: int, *, batch_tokens: int = 1024
+    model: Eagle3DraftModel,
+    samples: Sequence[Sample],
+    k: int,
+    *,
+    batch_tokens: int = 1024,
+    source: Callable[[Batch], torch.Tensor] | None = None,
 ) -> acceptance.Acceptance:
     """Greedy acceptance of drafts of `k` tokens over the recorded answers, walked as the engine does.
 
     One forward pass of k TTT steps tells for every position and depth whether the draft's token is the real one;
     a token outside the draft vocabulary never is. Depth i sees the real tokens before it, which is what the engine
     gives it wherever the tokens before it were accepted. Each answer of a conversation has a walk of its own.
+    `source` (OnTheFly) computes the states; without it they are the samples' files'.
     """
     device = next(model.parameters()).device
-    batches = ((group, pack(group, k)) for group in plan(samples, batch_tokens, seed=None))
+    groups = plan(samples, batch_tokens, seed=None)
+    if source:
+        made = (to_device(pack(group, k, None), device) for group in groups)
+        batches = ((group, batch | {"states": source(batch)}) for group, batch in zip(groups, made, strict=True))
+    else:
+        batches = ((group, pack(group, k)) for group in groups)
     unrolled = Unrolled(model)
     with torch.autocast(device.type, torch.bfloat16):
         return evaluate(unrolled, batches, k, device).acceptance

@@ -56,8 +56,12 @@ def refuse_layers(head_dir: Path, own: Sequence[int], layers: tuple[int, ...]) -
 def head(settings: Eagle3Pipeline, target: Target, vocab: VocabMap, layers: tuple[int, ...]) -> Eagle3DraftModel:
     """The head to train, fp32, as `settings.start` says. Raises BadStart and draft's errors."""
     if settings.start not in (WARM, SCRATCH):
-        return existing(Path(settings.start), target, vocab, layers)
-    model = draft.build(target, vocab, layers, ttt_steps=settings.ttt_steps, seed=settings.seed)
+        model = existing(Path(settings.start), target, vocab, layers)
+        model.lm_head.weight.requires_grad_(settings.lm_head == "trained")
+        return model
+    shape = {"ttt_steps": settings.ttt_steps, "num_layers": settings.draft_layers}
+    trained = settings.lm_head == "trained"
+    model = draft.build(target, vocab, layers, **shape, train_lm_head=trained, seed=settings.seed)
     if settings.start == WARM:
         draft.warm_start(model, target)
     return model

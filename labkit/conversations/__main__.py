@@ -1,0 +1,111 @@
+"""`python -m labkit.conversations`: many prompts, answered in this process, gathered for a run of notebook 04."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from labkit import files, targets
+from labkit.conversations import offline, sources, wide
+from labkit.conversations.answers import Sampling
+from labkit.conversations.store import Store
+from labkit.errors import LabError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+STARTED = time.monotonic()
+PROMPTS, ANSWERS = "prompts.jsonl", "answers.jsonl"
+
+
+def report(text: str) -> None:
+    """A line of progress with the seconds since the start."""
+    typer.echo(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
+
+
+@app.command()
+def prompts(
+    out: Annotated[Path, typer.Argument(help="a .jsonl file")],
+    count: Annotated[int, typer.Option("--wide", help="prompts of the grammar of many kinds")] = 40_000,
+    templated: Annotated[bool, typer.Option(help="the templated ones, too")] = True,
+    seed: int = 0,
+) -> None:
+    """Write the lab's own prompts."""
+    parts = [wide.prompts(count, seed), *([sources.templated()] if templated else [])]
+    frame = pd.concat(parts, ignore_index=True)
+    offline.write_prompts(out, frame)
+    report(f"{len(frame)} prompts in {out}: {frame.category.value_counts().to_dict()}")
+
+
+@app.command()
+def answer(
+    prompts: Annotated[Path, typer.Option(help="the prompts, as notebook 04 takes them")],
+    out: Annotated[Path, typer.Option(help="folder for this part's prompts and answers; what is there is kept")],
+    target: Annotated[str, typer.Option(help="a name, a local model directory, or a hub id")] = "smollm2",
+    shard: Annotated[str, typer.Option(help="this process's part, as 1/6")] = "1/1",
+    own: Annotated[int, typer.Option(help="prompts that the target writes itself, in this part")] = 0,
+    seconds: Annotated[float, typer.Option(help="time for all of it, the engine's start included")] = 600.0,
+    max_tokens: int = 512,
+    max_model_len: int = 2048,
+    temperature: float = 0.0,
+    streams: Annotated[int, typer.Option(help="answers written at a time")] = 256,
+    gpu_share: Annotated[float, typer.Option(help="part of the GPU's memory")] = 0.12,
+    seed: int = 0,
+) -> None:
+    """Answer a part of the prompts."""
+    part, parts = map(int, shard.split("/"))
+    until = STARTED + seconds
+    served, sampling = targets.resolve(target), Sampling(max_tokens, temperature, 1.0, seed)
+    chosen = sources.read(prompts).iloc[part - 1 :: parts]
+    out.mkdir(parents=True, exist_ok=True)
+    engine = offline.Engine(
+        served, max_model_len=max_model_len, streams=streams, gpu_share=gpu_share, seed=seed + part
+    )
+    report(f"engine ready, {until - time.monotonic():.0f} s left")
+    if own:
+        written = offline.prompts(engine, served, own, seed=seed + part, until=until)
+        report(f"{len(written)} prompts of the target's own")
+        chosen = pd.concat([chosen, written], ignore_index=True)
+    chosen = chosen.sample(frac=1.0, random_state=seed + part).reset_index(drop=True)
+    offline.write_prompts(out / PROMPTS, chosen)
+    store, started = Store(out / ANSWERS), time.monotonic()
+    tokens = offline.answer(engine, served, chosen, store, sampling, until)
+    report(f"{tokens:,} tokens, {tokens / (time.monotonic() - started):,.0f} tok/s")
+
+
+@app.command()
+def gather(
+    parts: Annotated[list[Path], typer.Argument(help="the folders of `answer`'s parts")],
+    run: Annotated[Path, typer.Option(help="the run's folder of notebook 04")],
+    target: str = "smollm2",
+    max_tokens: int = 512,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """Put the answers where notebook 04 looks for them, and beside them the prompts that have all of theirs."""
+    served, sampling = targets.resolve(target), Sampling(max_tokens, temperature, 1.0, seed)
+    found = []
+    with files.atomic(run / "data" / ANSWERS) as scratch, scratch.open("wb") as whole:
+        for part in parts:
+            whole.write((part / ANSWERS).read_bytes() + b"\n")
+            chosen, store = sources.read(part / PROMPTS), Store(part / ANSWERS)
+            found.append(offline.finished(chosen, store, served, sampling))
+    frame = pd.concat(found, ignore_index=True).drop_duplicates("prompt_id")
+    offline.write_prompts(run / PROMPTS, frame)
+    report(f"{len(frame)} prompts answered whole; notebook 04: prompts={run / PROMPTS}")
+
+
+def main() -> None:
+    """An error that the lab explains ends with its text and exit code 1."""
+    try:
+        app(standalone_mode=True)
+    except LabError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
