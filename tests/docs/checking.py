@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import typer
+from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 from labkit import cli, settings
@@ -130,7 +131,10 @@ def invoke(words: list[str], allowed: tuple[int, ...] = (0,)) -> str:
 def parse(app: typer.Typer, name: str, words: list[str]) -> None:
     """Read by the command's own parser, which raises for an unknown flag or a value of the wrong type."""
     command = typer.main.get_command(app)
-    command = getattr(command, "commands", {}).get(name, command)
+    if isinstance(command, TyperGroup):
+        if name not in command.commands:
+            raise Unchecked(f"there is no command {name}")
+        command = command.commands[name]
     command.make_context(name, list(words))
 
 
@@ -187,7 +191,12 @@ def launched(script: str, words: list[str], *, module: bool) -> None:
 
 
 def python(words: list[str], world: World) -> None:
-    """`python -m MODULE`: the module is there."""
+    """`python -m MODULE`: the module is there; the lab's own command line reads the rest."""
+    if words[:2] == ["-m", "labkit.conversations"]:
+        from labkit.conversations.__main__ import app
+
+        parse(app, words[2], words[3:])
+        return
     if words[0] != "-m" or importlib.util.find_spec(words[1]) is None:
         raise Unchecked(f"there is no module {words[1]}")
 
