@@ -118,13 +118,32 @@ def describe_parameters(notebook: str) -> str:
 
 
 @app.command()
-def render(run: Annotated[str, typer.Argument(help="a run id or a run folder")]) -> None:
+def render(
+    run: Annotated[str, typer.Argument(help="a run id, a run folder anywhere, or a zip of one")],
+    out: Annotated[
+        str, typer.Option(help="folder for the pages; the run folder, or RUN-pages beside RUN.zip, if empty")
+    ] = "",
+) -> None:
     """Write self-contained HTML pages and index.html for a run."""
     from labkit import runs
-    from labkit.runs import headline
+    from labkit.runs import archive, headline
 
-    index = runs.render(run)
-    typer.echo(f"{headline.text_table(runs.headline_of(index.parent))}\n\n  {index}")
+    index = runs.render(run, Path(out) if out else None)
+    with archive.opened(run) as folder:
+        typer.echo(f"{headline.text_table(runs.headline_of(folder))}\n\n  {index}")
+
+
+@app.command()
+def diff(
+    first: Annotated[str, typer.Argument(metavar="RUN_A", help="a run id, a run folder, or a zip of one")],
+    second: Annotated[str, typer.Argument(metavar="RUN_B", help="what it is compared with")],
+    out: Annotated[str, typer.Option(help="the page; outputs/diff-RUN_A-RUN_B.html if empty")] = "",
+) -> None:
+    """Compare two runs: settings, versions, hardware, headline figures and result files, as text and as a page."""
+    from labkit.runs import diff as comparing
+
+    found = comparing.diff(first, second)
+    typer.echo(f"{comparing.text(found)}\n\n  {comparing.page(found, Path(out) if out else None)}")
 
 
 @app.command()

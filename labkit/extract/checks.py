@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from labkit import conversations, files, targets
+from labkit import conversations, files, settings, targets
 from labkit.extract import diagnosis, forms, heads, record, reference
 from labkit.extract.layers import BadLayers
 from labkit.extract.states import REMEDY, problems
@@ -48,7 +48,7 @@ def verify(
     """
     wanted = files.read_json(out_dir / record.RECORD)
     dataset = conversations.load(dataset_dir or out_dir / wanted["dataset"])
-    path = target_path or Path(wanted["target"])
+    path = target_path or settings.place(wanted["target"])
     if layers is not None and list(layers) != wanted["layers"]:
         raise BadLayers(f"{out_dir} holds layers {wanted['layers']}, not {list(layers)}", "extract these layers")
     mine = record.rows_of(dataset, shard, split)

@@ -17,6 +17,7 @@ import filelock
 
 from labkit import files, settings
 from labkit.errors import LabError
+from labkit.runs.scrub import scrub
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
 
 if TYPE_CHECKING:
@@ -88,8 +89,11 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     started = time.time()
     with alone(chosen.folder):
         outdate(chosen)
-        run_papermill(chosen, parameters, output, force=force)
-        record_execution(chosen, parameters, time.time() - started)
+        try:
+            run_papermill(chosen, parameters, output, force=force)
+            record_execution(chosen, parameters, time.time() - started)
+        finally:  # a failed run is sent to somebody, too
+            scrub(chosen.folder, dataclasses.asdict(chosen))
     say(f"{chosen.notebook}: done in {time.time() - started:.0f} s")
     return output
 

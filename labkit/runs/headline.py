@@ -20,14 +20,15 @@ class Row:
 
 
 def number(headline: Headline, name: str, form: str = ".2f", unit: str = "") -> str:
-    """A figure as text; a dash where it was not measured."""
+    """A figure as text; a dash where it was not measured, or where a run.json from elsewhere has no number."""
     value = headline.get(name)
-    return "–" if value is None else f"{value:{form}}{unit}"
+    return f"{value:{form}}{unit}" if isinstance(value, (int, float)) else "–"
 
 
 def speedup(headline: Headline, prefix: str) -> str:
     """A speedup with its interval."""
-    middle, low, high = (headline.get(f"{prefix}{end}") for end in ("", "_low", "_high"))
+    found = [headline.get(f"{prefix}{end}") for end in ("", "_low", "_high")]
+    middle, low, high = (value if isinstance(value, (int, float)) else None for value in found)
     if middle is None:
         return "–"
     return f"{middle:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "")

@@ -2,78 +2,66 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from labkit import files, settings
-from labkit.errors import LabError
-from labkit.runs import headline
+from labkit import files
+from labkit.runs import accessibility, headline, told
+from labkit.runs.archive import UnknownRun, opened, records, run_folder, run_name
+from labkit.runs.page import TEMPLATES, body
 
-if TYPE_CHECKING:  # takes seconds to import, which a run that renders nothing should not wait
-    import nbformat
-
-TEMPLATES = Path(__file__).parent / "templates"
+__all__ = ["UnknownRun", "render", "run_folder"]
 
 
-class UnknownRun(LabError):
-    """No run folder of this name, or none with a finished notebook."""
+def render(run: str | Path, out: Path | None = None) -> Path:
+    """Write <notebook>/<notebook>.html for each executed notebook and index.html; returns the index's path.
 
-
-def run_folder(run: str | Path) -> Path:
-    """The folder of a run id, or the folder itself."""
-    for folder in (Path(run), settings.outputs() / str(run)):
-        if folder.is_dir() and any(folder.glob("*/run.json")):
-            return folder
-    known = sorted({path.parts[-3] for path in settings.outputs().glob("*/*/run.json")})
-    raise UnknownRun(
-        f"no finished run {str(run)!r} under {settings.outputs()}",
-        f"there are: {', '.join(known)}" if known else "run `labkit run all` first",
-    )
-
-
-def render(run: str | Path) -> Path:
-    """Write <notebook>.html beside each executed notebook and index.html; returns the index's path."""
-    folder = run_folder(run)
-    records = [files.read_json(path) for path in sorted(folder.glob("*/run.json"))]
-    for record in records:
-        notebook = folder / record["notebook"] / f"{record['notebook']}.ipynb"
-        if notebook.exists():
-            write_page(notebook, record)
-    index = folder / "index.html"
-    with files.atomic(index) as temporary:
-        temporary.write_text(index_page(folder, records))
+    `run` is a run id, a run folder anywhere, or a zip of one. The pages go into `out`, by default into the run
+    folder itself, and for RUN.zip into RUN-pages beside it. What is wrong with a page is said on stderr.
+    Raises UnknownRun, BadArchive, BadRecord or files.BrokenFile.
+    """
+    zipped = Path(run).is_file()
+    with opened(run) as folder:
+        into = out or (Path(run).with_name(f"{run_name(run)}-pages") if zipped else folder)
+        found = records(folder)
+        for notebook, record in found.items():
+            source = folder / notebook / f"{notebook}.ipynb"
+            if source.exists():
+                write(into / notebook / f"{notebook}.html", notebook_page(source, record))
+        index = into / "index.html"
+        write(index, index_page(into, run_name(run), list(found.values())))
     return index
 
 
-def read_notebook(path: Path) -> nbformat.NotebookNode:
-    """The executed notebook without widget views, whose state is not on a page."""
-    import nbformat
-
-    notebook = nbformat.read(path, as_version=4)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", []):
-            if "data" in output:
-                output.data.pop("application/vnd.jupyter.widget-view+json", None)
-    notebook.metadata.pop("widgets", None)
-    return notebook
+def write(path: Path, page: str) -> None:
+    """Write a page whole; what keeps it from being read by everybody is said, and where it stands."""
+    with files.atomic(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    for problem in accessibility.problems(page):
+        sys.stderr.write(f"labkit: {path.name}: {problem}\n")
 
 
-def write_page(path: Path, record: dict[str, Any]) -> None:
+def notebook_page(path: Path, record: dict[str, Any]) -> str:
     """One notebook's page; nothing on it is fetched from anywhere."""
-    from nbconvert import HTMLExporter
-    from nbconvert.preprocessors.coalescestreams import CoalesceStreamsPreprocessor
-
-    exporter = HTMLExporter(
-        template_name="labpage", extra_template_basedirs=[str(TEMPLATES)], exclude_input_prompt=True
+    cells = body(path)
+    return (
+        environment()
+        .get_template("notebook_page.html.j2")
+        .render(
+            title=f"{record['notebook']} · {record['settings'].get('run_id', '')}",
+            heading="" if "<h1" in cells else record["notebook"],
+            body=Markup(cells),  # nbconvert escaped it, and what runs was taken out
+            command=told.command(record),
+            parameters=record["settings"],
+            conditions=told.conditions(record["provenance"]),
+            started=str(record.get("started", ""))[:16].replace("T", " "),
+            seconds=seconds(record),
+        )
     )
-    exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)  # progress lines in their last state
-    body, _ = exporter.from_notebook_node(read_notebook(path))
-    with files.atomic(path.with_suffix(".html")) as temporary:
-        page = environment().get_template("page.html.j2")
-        temporary.write_text(page.render(title=record["notebook"], body=Markup(body)))  # nbconvert escaped it
 
 
 def environment() -> jinja2.Environment:
@@ -81,50 +69,43 @@ def environment() -> jinja2.Environment:
     return jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True)
 
 
-def index_page(folder: Path, records: list[dict[str, Any]]) -> str:
+def index_page(folder: Path, name: str, found: list[dict[str, Any]]) -> str:
     """The run's first page."""
-    headlines = {record["notebook"]: record["headline"] for record in records}
+    headlines = {record["notebook"]: record["headline"] for record in found}
     rows = [vars(row) | {"page": page_of(folder, row.notebook)} for row in headline.rows(headlines)]
     stages = [
         {
             "notebook": record["notebook"],
             "page": page_of(folder, record["notebook"]),
-            "seconds": round(record.get("executed", record).get("wall_seconds", record["seconds"])),
-            "command": record.get("executed", {}).get("command", "interactive"),
+            "seconds": seconds(record),
+            "command": told.command(record),
         }
-        for record in records
+        for record in found
     ]
-    last = records[-1]
+    last = found[-1]["provenance"]
     return (
         environment()
         .get_template("index_page.html.j2")
         .render(
-            title=folder.name,
-            run_id=folder.name,
-            target=", ".join(dict.fromkeys(record["settings"]["target"] for record in records)),
-            machine=machine(last["provenance"]["hardware"]),
+            title=name,
+            run_id=name,
+            target=", ".join(dict.fromkeys(str(record["settings"].get("target")) for record in found)),
+            machine=told.machine(last),
             rows=rows,
             stages=stages,
-            versions=versions(last["provenance"]),
+            versions=told.versions(last),
         )
     )
+
+
+def seconds(record: dict[str, Any]) -> str:
+    """How long the stage took, whole seconds."""
+    executed = record.get("executed")
+    value = executed.get("wall_seconds") if isinstance(executed, dict) else record.get("seconds")
+    return f"{value:.0f}" if isinstance(value, (int, float)) else "?"
 
 
 def page_of(folder: Path, notebook: str) -> str:
     """A notebook's page as the index links to it; empty where an interactive run left none."""
     page = f"{notebook}/{notebook}.html"
     return page if (folder / page).exists() else ""
-
-
-def machine(hardware: dict[str, Any]) -> str:
-    """The hardware in words."""
-    gpus = ", ".join(gpu["name"] for gpu in hardware["gpus"]) or "no GPU"
-    return f"{hardware['cores']} cores of {hardware['cpu']}, {hardware['memory_gb']} GB, {gpus}"
-
-
-def versions(provenance: dict[str, Any]) -> str:
-    """Packages, Python and commit in one line."""
-    packages = ", ".join(f"{name} {version}" for name, version in provenance["packages"].items())
-    commit = provenance["source"]["commit"][:10] or "no git"
-    changed = " with local changes" if provenance["source"]["dirty"] else ""
-    return f"{packages}; Python {provenance['python']}; commit {commit}{changed}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 
 from labkit import files
 from labkit.runs.provenance import provenance
+from labkit.runs.scrub import scrub
 from labkit.settings import Settings
 
 SCHEMA_VERSION = 1
@@ -38,11 +40,12 @@ class Stage:
         return path
 
     def figure(self, name: str, drawn: Axes | Figure) -> Path:
-        """Write a figure as <name>.png."""
+        """Write a figure as <name>.png; its metadata say in words what it shows, which pages take as alt text."""
         path = self.folder / f"{name}.png"
         figure = drawn if isinstance(drawn, Figure) else drawn.get_figure()
+        told = {"Title": in_words(figure)}
         with files.atomic(path) as temporary:
-            figure.savefig(temporary, dpi=120, bbox_inches="tight", format="png")
+            figure.savefig(temporary, dpi=120, bbox_inches="tight", format="png", metadata=told)
         return path
 
     def lap(self, step: str) -> float:
@@ -67,7 +70,21 @@ class Stage:
             "provenance": provenance(),
         }
         files.write_json(path, record)
+        if "LABKIT_HEADLESS" not in os.environ:  # else `labkit run` does when the notebook itself is there
+            scrub(self.folder, record["settings"])
         return path
+
+
+def in_words(figure: Figure) -> str:
+    """What a figure shows: the title of each drawing, its axes, and what the legend names."""
+    said = []
+    for ax in figure.axes:
+        if not ax.get_title():
+            continue  # a colour bar
+        axes = " by ".join(label for label in (ax.get_ylabel(), ax.get_xlabel()) if label)
+        names = ax.get_legend_handles_labels()[1][:8]
+        said.append("; ".join(part for part in (ax.get_title(), axes, ", ".join(map(str, names))) if part))
+    return ". ".join(said).replace("\n", " ")
 
 
 def plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from labkit.settings.base import SCALES, BadParameter, Settings, cache, outputs, root
+from labkit.settings.base import SCALES, BadParameter, Settings, cache, here, outputs, place, root
 from labkit.settings.notebooks import (
     NOTEBOOKS,
     Eagle3Pipeline,
@@ -23,6 +23,8 @@ __all__ = [
     "Profiling",
     "Settings",
     "cache",
+    "here",
     "outputs",
+    "place",
     "root",
 ]

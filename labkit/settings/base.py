@@ -39,6 +39,18 @@ def cache() -> Path:
     return Path(os.environ.get("LABKIT_CACHE", root() / ".cache")).absolute()
 
 
+def place(text: str) -> Path:
+    """Where a stored path lies here: those under outputs/, .cache/ and the lab's folder are stored relative."""
+    first, _, rest = text.partition("/")
+    base = {"outputs": outputs(), ".cache": cache()}.get(first)
+    return base / rest if base else Path(os.path.normpath(root() / Path(text).expanduser()))
+
+
+def here(value: str) -> str:
+    """A parameter that was stored, as it is to be given here: a stored path is absolute again, a name stays."""
+    return str(place(value)) if value.startswith(("~/", "../", "outputs/", ".cache/")) else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What every notebook has. Fields left at 0 or "" take the value of the scale."""

@@ -13,7 +13,7 @@ import yaml
 
 from labkit import files, targets, vocab
 from labkit.errors import LabError
-from labkit.settings import Eagle3Pipeline
+from labkit.settings import Eagle3Pipeline, here
 from labkit.train.running import run
 
 FSDP = ["--use_fsdp", "--fsdp_version", "2", "--fsdp_auto_wrap_policy", "NO_WRAP"]  # a head is one layer
@@ -71,7 +71,8 @@ def read_job(path: Path) -> dict[str, Any]:
 def run_job(path: Path, changes: dict[str, Any]) -> Path:
     """Train as the file says, with `changes` to its settings; returns the head's directory."""
     job = read_job(path)
-    settings = Eagle3Pipeline.of(job["settings"] | changes)
+    stored = {name: here(value) if isinstance(value, str) else value for name, value in job["settings"].items()}
+    settings = Eagle3Pipeline.of(stored | changes)
     places = {name: (path.parent / job[name]).resolve() for name in PLACES}
     mapping = vocab.load(places.pop("vocab_dir"))
     target = targets.resolve(settings.target)

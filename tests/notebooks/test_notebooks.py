@@ -8,13 +8,19 @@ import json
 import math
 import os
 import re
+import socket
+from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 from safetensors.torch import load_file
 
 from labkit import collectives, draft, experts, extract, targets, trace
+from labkit.runs import accessibility
 from labkit.settings import NOTEBOOKS
+from tests.notebooks.conftest import SECRETS
+from tests.private import leaks
 
 # The first test also waits for the whole smoke run: ten minutes on two cores, more on slow or busy ones.
 pytestmark = pytest.mark.timeout(2700)
@@ -338,3 +344,18 @@ def test_mini_kimi_goes_through_the_pipeline_by_its_wrapper(lab, tmp_path):
     states = extract.load_states(extract.states_path(folder / "hidden_states", 0))["hidden_states"]
     assert states.shape[1:] == (4, shape.hidden_size)
     assert not list(folder.glob("server-*.log")), "no engine was started"
+
+
+def test_nothing_private_is_stored_and_pages_can_be_read(lab, run_folder):
+    """Every run above, also those that were killed: each byte of each file; and the pages that it made."""
+    host = socket.gethostname()
+    needles = [*SECRETS.values(), str(lab.outputs), f"{Path.home()}/", f"@{host}", f"//{host}", f".{host}."]
+    addresses = [e.address for es in psutil.net_if_addrs().values() for e in es if e.family == socket.AF_INET]
+    needles += [f"{address}:" for address in addresses if address != "127.0.0.1"]
+    folders = [path for path in lab.outputs.iterdir() if path.is_dir()]
+    assert run_folder in folders
+    assert {str(folder): leaks(folder, needles) for folder in folders} == {str(folder): [] for folder in folders}
+    pages = [run_folder / "index.html", *run_folder.glob("*/*.html")]
+    assert len(pages) == 1 + len(NOTEBOOKS)
+    for page in pages:
+        assert accessibility.problems(page.read_text()) == [], page
