@@ -40,7 +40,8 @@ def compare(rows: pd.DataFrame, baseline: str, variant: str) -> pd.DataFrame:
     Columns prompt_id category identical position baseline_token variant_token tokens prompt_token_ids prefix_ids.
     `position` counts answer tokens from 0. A missing token is -1. Raises NoTokenIds.
     """
-    good = rows[rows["error"].isna() & rows["output_token_ids"].notna()]
+    known = rows["output_token_ids"].notna() & rows["prompt_token_ids"].notna()
+    good = rows[rows["error"].isna() & known]
     firsts = good.sort_values("repeat").drop_duplicates(["variant", "prompt_id"])
     sides = [firsts[firsts["variant"] == name].set_index("prompt_id") for name in (baseline, variant)]
     if sides[0].empty or sides[1].empty:

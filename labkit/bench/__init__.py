@@ -5,10 +5,11 @@ from __future__ import annotations
 from labkit.bench.conditions import fingerprint
 from labkit.bench.measure import measure, measure_variant
 from labkit.bench.pairing import MixedCounts, MixedLevels, interval, paired, speedup
-from labkit.bench.prompts import BadPrompts, Prompt, prompts
+from labkit.bench.prompts import BadPrompts, Prompt, as_prompts, prompts
 from labkit.bench.run import BadRun, MeasurementFailed, NoModel, NothingMeasured, ServerGone, run
 from labkit.bench.statistics import levels, rates_sentence, succeeded, summary
 from labkit.bench.steptimes import measure_baseline, measure_step_times, speculating_step_times, step_times
+from labkit.bench.together import Side, run_together
 
 __all__ = [
     "BadPrompts",
@@ -20,6 +21,8 @@ __all__ = [
     "NothingMeasured",
     "Prompt",
     "ServerGone",
+    "Side",
+    "as_prompts",
     "fingerprint",
     "interval",
     "levels",
@@ -31,6 +34,7 @@ __all__ = [
     "prompts",
     "rates_sentence",
     "run",
+    "run_together",
     "speculating_step_times",
     "speedup",
     "step_times",

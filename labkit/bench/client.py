@@ -224,17 +224,28 @@ async def run_level(
     session: Session, work: Workload, jobs: list[tuple[Prompt, int]], emit: Callable[[Row], None]
 ) -> None:
     """Warm up, then send the jobs with as many in flight as the session's plan says."""
-    left = iter(jobs)
+    await warm_up(session, work)
+    session.begin()
+    await send(session, jobs, emit)
+
+
+async def warm_up(session: Session, work: Workload) -> None:
+    """`warmup` requests by each worker, and then a look at what the server counts."""
 
     async def warm(worker: int) -> None:
         for turn in range(work.warmup):
             await session.measure(work.prompts[(worker + turn) % len(work.prompts)], turn)
 
-    async def send() -> None:
+    await asyncio.gather(*(warm(worker) for worker in range(session.plan.concurrency)))
+    await session.look()
+
+
+async def send(session: Session, jobs: list[tuple[Prompt, int]], emit: Callable[[Row], None]) -> None:
+    """Send the jobs with as many in flight as the session's plan says; emits rows as requests end."""
+    left = iter(jobs)
+
+    async def work_off() -> None:
         for prompt, repeat in left:
             emit(await session.measure(prompt, repeat))
 
-    await asyncio.gather(*(warm(worker) for worker in range(session.plan.concurrency)))
-    await session.look()
-    session.begin()
-    await asyncio.gather(*(send() for _ in range(session.plan.concurrency)))
+    await asyncio.gather(*(work_off() for _ in range(session.plan.concurrency)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,22 +157,52 @@ def measure_step_times(settings: Any, variant: str, longest: int) -> pd.DataFram
         return kept(settings, server, longest, variant)
 
 
-def kept(settings: Any, server: engine.OnDemand, longest: int, variant: str = "baseline") -> pd.DataFrame:
-    """Step times from the stage's folder, else measured now; with a warning, none where the server speculates."""
+def kept(
+    settings: Any,
+    server: engine.OnDemand,
+    longest: int,
+    variant: str = "baseline",
+    *,
+    points: Mapping[int, Iterable[int]] | None = None,
+    also: Iterable[Path] = (),
+) -> pd.DataFrame:
+    """Step times from the stage's folder (or `also`), else measured now.
+
+    For n = 1 to `longest` at one stream, and where `points` are given the n of each of its numbers of streams.
+    With a warning, none where the server speculates.
+    """
+    name = "step-times" if variant == "baseline" else f"step-times-{variant}"
+    parts = [kept_at(settings, server, name, range(1, longest + 1), 1, {"longest": longest}, also)]
+    for streams, ns in sorted((points or {}).items()):
+        marks = {"streams": streams, "ns": sorted(ns)}
+        parts.append(kept_at(settings, server, f"{name}-{streams}", ns, streams, marks, also))
+    return pd.concat(parts, ignore_index=True) if len(parts) > 1 else parts[0]
+
+
+def kept_at(
+    settings: Any,
+    server: engine.OnDemand,
+    name: str,
+    ns: Iterable[int],
+    streams: int,
+    marks: dict[str, Any],
+    also: Iterable[Path],
+) -> pd.DataFrame:
+    """`kept` at one number of streams; `marks` are what its file depends on besides the settings."""
     folder = Path(settings.folder)
     none = pd.DataFrame({"prompt_id": []})
-    name = "step-times" if variant == "baseline" else f"step-times-{variant}"
-    digest = fingerprint(settings, name, none, url=settings.server, longest=longest, scale=settings.scale)
+    digest = fingerprint(settings, name, none, url=settings.server, **marks, scale=settings.scale)
     if settings.server:
         digest = attached_digest([folder], name, digest, settings.server, settings.model)
-    path = folder / "measured" / f"{name}-{digest}.parquet"
-    if path.exists() and not os.environ.get("LABKIT_FORCE"):
-        return files.read_parquet(path)
-    options = {"tokens": TOKENS[settings.scale], "model": settings.model or None}
+    file = f"{name}-{digest}.parquet"
+    for place in () if os.environ.get("LABKIT_FORCE") else (folder, *also):
+        if (place / "measured" / file).exists():
+            return files.read_parquet(place / "measured" / file)
+    options = {"tokens": TOKENS[settings.scale], "model": settings.model or None, "streams": (streams,)}
     try:
-        times = step_times(server.get(), range(1, longest + 1), **options)
+        times = step_times(server.get(), ns, **options)
     except BadRun as error:
         warnings.warn(f"no step times: {error.what}", stacklevel=2)
         return pd.DataFrame(columns=COLUMNS)
-    files.write_parquet(path, times)
+    files.write_parquet(folder / "measured" / file, times)
     return times

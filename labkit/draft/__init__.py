@@ -7,7 +7,7 @@ from labkit.draft.config import FLAGS, UnknownArchitecture, configure, layer_con
 from labkit.draft.export import Occupied, UnknownForm, convert, export
 from labkit.draft.forms import BadHead, read
 from labkit.draft.head import build, load
-from labkit.draft.locate import NoHead, locate
+from labkit.draft.locate import NoHead, locate, origin, shipped, shipped_for
 from labkit.draft.problem import Problem
 from labkit.draft.warm import warm_start
 from labkit.draft.weights import MissingWeights
@@ -28,8 +28,11 @@ __all__ = [
     "layer_config",
     "load",
     "locate",
+    "origin",
     "preflight",
     "read",
     "shapes",
+    "shipped",
+    "shipped_for",
     "warm_start",
 ]

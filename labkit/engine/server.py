@@ -133,12 +133,13 @@ def serve(
 ) -> Iterator[Server]:
     """Serve a target with vLLM on loopback for as long as the block runs, whatever happens in it.
 
-    `overrides` are options of the variant (labkit.engine.variants). The log: `log_dir`/server-<variant>.log.
+    `overrides` are options of the variant (labkit.engine.variants); a `head` may be a directory, a shipped name or
+    a hub id, and where none is given it is the target's shipped one. The log: `log_dir`/server-<variant>.log.
     Raises EngineFailed (with the log's end and the likely cause), PortInUse, BadTensorParallel, UnknownVariant,
-    GpuMemoryHeld (naming the processes on the GPU).
+    GpuMemoryHeld (naming the processes on the GPU), draft.NoHead.
     """
     target = target if isinstance(target, targets.Target) else targets.resolve(target)
-    options = variants.options_of(variant, overrides)
+    options = variants.options_of(variant, overrides | head_of(target, variant, overrides))
     check_tensor_parallel(target, options["tensor_parallel_size"])
     server = launch_server(target, variant, options, Path(log_dir or settings.outputs() / "servers"))
     try:
@@ -146,6 +147,15 @@ def serve(
         yield server
     finally:
         server.stop()
+
+
+def head_of(target: targets.Target, variant: str, overrides: dict[str, Any]) -> dict[str, str]:
+    """{"head": its directory} for a variant that drafts with one; raises draft.NoHead."""
+    if not any("head" in each.options for each in variants.lineage(variant)):
+        return {}
+    from labkit import draft  # torch, which the other variants need not wait for
+
+    return {"head": str(draft.locate(str(overrides.get("head") or ""), target=target.name))}
 
 
 class OnDemand:

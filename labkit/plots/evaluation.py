@@ -25,3 +25,106 @@ def plot_speedups(speedups: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(-0.6, max(len(names) - 0.3, 0.6))
     ax.set(title="Speedup over no speculation, paired by prompt", xlabel="decode rate, variant / baseline")
     return ax
+
+
+def plot_speedup_by_k(points: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Speedup with its interval over k, the prediction beside; `points` is evaluation.by_k."""
+    ax = ax or plt.subplots(figsize=(5.5, 3.6))[1]
+    intervals(ax, points, "speedup", COLOURS[0], "o", "measured, 95% interval", -0.05)
+    intervals(ax, points, "predicted", COLOURS[1], "s", "predicted by the cost model", 0.05)
+    ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    of_k(ax, points)
+    ax.set(title="Speedup by drafted tokens", xlabel="drafted tokens a step (k)", ylabel="speedup (×)")
+    if len(points):
+        ax.legend(fontsize="small")
+    return ax
+
+
+def plot_length_by_k(points: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Acceptance length over k under its ceiling of k + 1; `points` is evaluation.by_k."""
+    ax = ax or plt.subplots(figsize=(5.5, 3.6))[1]
+    ks = points["k"].to_numpy(float)
+    ax.plot(ks, ks + 1, color="grey", linestyle=":", label="everything accepted")
+    ax.plot(ks, points["acceptance_length"], "o-", color=COLOURS[2], label="measured")
+    for k, length in zip(ks, points["acceptance_length"], strict=True):
+        ax.annotate(f"{length:.2f}", (k, length), (0, -14), textcoords="offset points", ha="center")
+    of_k(ax, points)
+    ax.set_ylim(1, None)
+    ax.set(title="Acceptance length by drafted tokens", xlabel="drafted tokens a step (k)")
+    ax.set_ylabel("tokens a drafting step, bonus included")
+    ax.legend(fontsize="small")
+    return ax
+
+
+def plot_by_streams(
+    points: pd.DataFrame, stops_at: float, *, ngram: pd.DataFrame | None = None, ax: Axes | None = None
+) -> Axes:
+    """Speedup with its interval over streams, prediction and n-gram beside, the crossover marked.
+
+    `points`: evaluation.greedy of the head at one k; `ngram`: of n-gram; `stops_at`: evaluation.crossover's low.
+    """
+    ax = ax or plt.subplots(figsize=(7, 3.8))[1]
+    intervals(ax, points, "speedup", COLOURS[0], "o", "measured, 95% interval", 0.0, x="streams", lines="-")
+    aside = points.assign(streams=points["streams"] * 1.05)  # an interval over another would hide it
+    intervals(ax, aside, "predicted", COLOURS[1], "s", "predicted by the cost model", 0.0, x="streams")
+    if ngram is not None and ngram["speedup"].notna().any():
+        intervals(ax, ngram, "speedup", COLOURS[3], "^", "n-gram, measured", 0.0, x="streams")
+    if stops_at < float("inf"):
+        ax.axvline(stops_at, color=COLOURS[5], label=f"no longer a go from {stops_at:.0f} streams on")
+    ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(sorted(points["streams"].unique()), sorted(points["streams"].unique()))
+    ax.set(title="Speedup by requests in flight", xlabel="streams (requests in flight)", ylabel="speedup (×)")
+    if len(points):
+        ax.legend(fontsize="small")
+    return ax
+
+
+def plot_by_category(categories: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Speedup of each category with its interval, a bar a variant; rows of evaluation.by_category."""
+    ax = ax or plt.subplots(figsize=(8, 3.8))[1]
+    names = list(dict.fromkeys(categories["category"]))
+    variants = list(categories.groupby(["variant", "k"], sort=False))
+    width = 0.8 / max(len(variants), 1)
+    for number, ((variant, k), group) in enumerate(variants):
+        rows = group.set_index("category").reindex(names)
+        at = [i + (number - (len(variants) - 1) / 2) * width for i in range(len(names))]
+        ax.bar(at, rows["speedup"], width, color=COLOURS[number % len(COLOURS)], label=f"{variant}, k={k}")
+        spread = [rows["speedup"] - rows["speedup_low"], rows["speedup_high"] - rows["speedup"]]
+        ax.errorbar(at, rows["speedup"], yerr=spread, fmt="none", color="black", capsize=3, linewidth=1)
+    ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
+    ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
+    ax.set(title="Speedup by category of prompt", xlabel="category", ylabel="speedup (×)")
+    if variants:
+        ax.legend(fontsize="small")
+    return ax
+
+
+def of_k(ax: Axes, points: pd.DataFrame) -> None:
+    """Ticks at the k of the points, with room beside a single one."""
+    ks = sorted(points["k"].unique())
+    ax.set_xticks(ks)
+    if ks:
+        ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
+
+
+def intervals(
+    ax: Axes,
+    points: pd.DataFrame,
+    name: str,
+    colour: str,
+    marker: str,
+    label: str,
+    shift: float,
+    *,
+    x: str = "k",
+    lines: str = "none",
+) -> None:
+    """A figure with its _low and _high over `x`; points without a value are left out."""
+    known = points[points[name].notna()] if name in points else points.iloc[:0]
+    if known.empty:
+        return
+    middle = known[name].astype(float)
+    apart = [(middle - known[f"{name}_low"]).fillna(0), (known[f"{name}_high"] - middle).fillna(0)]
+    style = {"color": colour, "marker": marker, "linestyle": lines, "capsize": 3, "label": label}
+    ax.errorbar(known[x].astype(float) + shift, middle, yerr=apart, **style)

@@ -130,12 +130,14 @@ def extracted(chosen: Any) -> Iterator[Serving]:
 def evaluated(chosen: Any) -> Iterator[Serving]:
     """Notebook 05: with the head, then plain; n-gram's rows are notebook 02's where they fit."""
     head = chosen.head or chosen.folder.parent / "04_eagle3_pipeline" / "head"
-    options = {"head": str(head), "num_speculative_tokens": chosen.num_speculative_tokens}
-    if chosen.variant_server or not chosen.server:
-        yield Serving("eagle3", served_as(chosen) | options, chosen.variant_server)
-    yield Serving("baseline", {"max_model_len": chosen.max_model_len}, chosen.server, "where 02's rows do not fit")
+    served = served_as(chosen)
+    served["max_num_seqs"] = max(served["max_num_seqs"], chosen.tokens_a_step)
+    for k in chosen.ks if chosen.variant_server or not chosen.server else ():
+        options = {"head": str(head), "num_speculative_tokens": k}
+        yield Serving("eagle3", served | options, chosen.variant_server)
+    yield Serving("baseline", served, chosen.server, "where 02's rows do not fit")
     if not chosen.server:
-        yield Serving("ngram", served_as(chosen) | variants.LOOKUP, "", "where 02's rows do not fit")
+        yield Serving("ngram", served | variants.LOOKUP, "", "where 02's rows do not fit")
 
 
 def server_lines(chosen: Settings, server: Serving) -> list[str]:

@@ -63,6 +63,8 @@ def brought(chosen: Settings) -> list[list[Any]]:
     found: list[list[Any]] = []
     for name in BROUGHT:
         path = Path(str(getattr(chosen, name, "")) or "/nowhere").expanduser()
+        own = settings.root() / "data" / "heads" / path.name
+        path = own if name == "head" and str(path) == path.name and own.is_dir() else path
         for file in [path] if path.is_file() else sorted(path.glob("*")):
             found.append([file.name, file.stat().st_size, file.stat().st_mtime_ns])
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.settings.base import BadParameter, Settings
+from labkit.settings.base import SCALES, BadParameter, Settings
 
 
 def refuse_one_server_for_both(server: str, variant_server: str) -> None:
@@ -224,6 +224,7 @@ class Evaluation(Settings):
         "held_out": (4, 16, 200),
         "max_tokens": (24, 128, 1024),
         "repeats": (1, 2, 3),
+        "sweep_repeats": (1, 1, 3),
         "max_model_len": (1024, 2048, 8192),
     }
     at_least = {
@@ -231,9 +232,13 @@ class Evaluation(Settings):
         "held_out": 1,
         "max_tokens": 2,
         "repeats": 1,
+        "sweep_repeats": 1,
         "concurrency": 1,
         "num_speculative_tokens": 1,
     }
+    # What an empty sweep stands for at smoke, demo and full, besides k and concurrency themselves.
+    sweeps = {"sweep_k": ("", "1,5", "1,2,3,4,5"), "sweep_streams": ("", "4,16", "1,2,4,8,16,32")}
+    temperatures = (0.0, 0.7, 0.7)
 
     head: str = ""
     server: str = ""
@@ -246,12 +251,60 @@ class Evaluation(Settings):
     repeats: int = 0
     concurrency: int = 1
     num_speculative_tokens: int = 3
+    sweep_k: str = ""
+    sweep_streams: str = ""
+    sweep_temperature: float = -1.0
+    sweep_repeats: int = 0
+    side_by_side: str = "auto"
     max_model_len: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be compared."""
+        """Refuse what cannot be compared; fill in the sweep, a single point where servers are attached."""
         super().__post_init__()
         refuse_one_server_for_both(self.server, self.variant_server)
+        if self.side_by_side not in ("auto", "yes", "no"):
+            raise BadParameter(f"side_by_side={self.side_by_side!r} is unknown", "use auto, yes or no")
+        attached = bool(self.server or self.variant_server)
+        own = {"sweep_k": self.num_speculative_tokens, "sweep_streams": self.concurrency}
+        place = 0 if attached else SCALES.index(self.scale)
+        for name, values in self.sweeps.items():
+            wanted = whole_numbers(name, getattr(self, name) or values[place])
+            told = ",".join(map(str, sorted({own[name], *wanted})))
+            object.__setattr__(self, name, told)
+        if self.sweep_temperature < 0:
+            object.__setattr__(self, "sweep_temperature", self.temperatures[place])
+        if self.variant_server and self.ks != [self.num_speculative_tokens]:
+            raise BadParameter(
+                f"sweep_k={self.sweep_k!r} with an attached server",
+                "its k is fixed: leave sweep_k empty and say that k in num_speculative_tokens",
+            )
+
+    @property
+    def ks(self) -> list[int]:
+        """The numbers of drafted tokens to measure, that of num_speculative_tokens among them."""
+        return whole_numbers("sweep_k", self.sweep_k)
+
+    @property
+    def streams(self) -> list[int]:
+        """The numbers of requests in flight to measure, `concurrency` among them."""
+        return whole_numbers("sweep_streams", self.sweep_streams)
+
+    @property
+    def tokens_a_step(self) -> int:
+        """The most tokens of one step: k + 1 for each stream.
+
+        All servers are made for as many requests: step times are taken with that many, and on GPUs CUDA graphs
+        then cover the longest verification too.
+        """
+        return max(self.streams) * (max(self.ks) + 1)
+
+
+def whole_numbers(name: str, told: str) -> list[int]:
+    """The numbers of a parameter such as "1,2,4"; raises BadParameter for anything below 1 or no number."""
+    parts = [part.strip() for part in told.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise BadParameter(f"{name}={told!r} is no list of numbers", f'give {name} as "1,2,4", each at least 1')
+    return [int(part) for part in parts]
 
 
 NOTEBOOKS: dict[str, type[Settings]] = {

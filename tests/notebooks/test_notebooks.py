@@ -276,6 +276,31 @@ def test_evaluation_measured_the_head(run_folder):
     assert not math.isnan(found["eagle3_speedup"])
 
 
+def test_evaluation_swept_what_smoke_scale_has(run_folder):
+    """One k, one stream, no server more than before; the tables agree with the rows that they are of."""
+    folder = run_folder / "05_evaluation"
+    table = pd.read_parquet(folder / "sweep.parquet").set_index("variant")
+    assert table[["k", "streams", "temperature"]].to_dict("list") == {
+        "k": [0, 3, 5],
+        "streams": [1, 1, 1],
+        "temperature": [0.0, 0.0, 0.0],
+    }
+    rows = pd.read_parquet(folder / "rows.parquet")
+    benchmark = rows[rows["category"] != "held-out"]
+    rates = {name: part.set_index("prompt_id") for name, part in benchmark.groupby("variant")}
+    ratios = rates["baseline"]["tpot_ms"] / rates["eagle3"]["tpot_ms"]
+    assert table.loc["eagle3", "speedup"] == pytest.approx(ratios.median())
+    assert table.loc["eagle3", "predicted_low"] <= table.loc["eagle3", "predicted"]
+    categories = pd.read_parquet(folder / "sweep_categories.parquet")
+    assert set(categories["category"]) == set(benchmark["category"])
+    found = headline(run_folder, "05")
+    assert (found["best_k"], found["most_streams"]) == (3, 1)
+    assert found["best_k_speedup"] == found["eagle3_speedup"]
+    positions = pd.read_parquet(folder / "sweep_positions.parquet")
+    accepted = positions[positions["variant"] == "eagle3"]["unconditional_rate"]
+    assert table.loc["eagle3", "acceptance_length"] == pytest.approx(1 + accepted.sum())
+
+
 def test_evaluation_used_the_rows_of_notebook_02(run_folder):
     rows = [pd.read_parquet(run_folder / name / "rows.parquet") for name in ("02_ngram_baseline", "05_evaluation")]
     first, second = (

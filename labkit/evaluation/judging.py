@@ -1,0 +1,63 @@
+"""Are the head's greedy outputs the target's own, at every point of the sweep, but for near-ties?"""
+
+from __future__ import annotations
+
+import os
+
+import pandas as pd
+
+from labkit import agreement, files
+from labkit.engine import OnDemand
+from labkit.evaluation.candidates import BASELINE, EAGLE3
+from labkit.settings import Evaluation
+
+KINDS = {"prompt_id": "string", "category": "string", "identical": "bool", "position": "Int64"}
+KINDS |= {"gap_nats": "Float64", "near_tie": "boolean", "k": "int64", "streams": "int64"}
+
+
+def none() -> pd.DataFrame:
+    """No outputs compared."""
+    return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in KINDS.items()})
+
+
+def judged_points(rows: pd.DataFrame, plain: OnDemand, settings: Evaluation) -> pd.DataFrame:
+    """agreement.compare and judge of each greedy point of the head, with its k and streams; may be empty.
+
+    Every point is held against the baseline's first outputs at the settings' own concurrency. Questions that were
+    asked before are not asked again.
+    """
+    greedy = rows[(rows["temperature"] == 0) & rows["variant"].isin([BASELINE, EAGLE3])]
+    own = (greedy["variant"] == BASELINE) & (greedy["streams"] == settings.concurrency)
+    found = []
+    for (k, streams), mine in greedy[greedy["variant"] == EAGLE3].groupby(["k", "streams"]):
+        try:
+            compared = agreement.compare(pd.concat([greedy[own], mine], ignore_index=True), BASELINE, EAGLE3)
+        except agreement.NoTokenIds:  # other servers than vLLM: the speedup stands, the words cannot be compared
+            continue
+        found.append(judged(compared, plain, settings).assign(k=k, streams=streams))
+    return pd.concat(found, ignore_index=True) if found else none()
+
+
+def judged(compared: pd.DataFrame, plain: OnDemand, settings: Evaluation) -> pd.DataFrame:
+    """agreement.judge, kept on disk under what it depends on."""
+    names = ["prompt_id", "identical", "baseline_token", "variant_token", "prompt_token_ids", "prefix_ids"]
+    digest = files.digest(compared[names].to_dict("records"))
+    path = settings.folder / "measured" / f"agreement-{digest}.parquet"
+    if path.exists() and not os.environ.get("LABKIT_FORCE"):
+        return files.read_parquet(path)
+    found = agreement.judge(compared, plain)
+    files.write_parquet(path, found)
+    return found
+
+
+def sentence(compared: pd.DataFrame) -> str:
+    """How many outputs are identical, and whether the others are near-ties, as Markdown."""
+    if compared.empty:
+        return "No outputs could be compared: that takes token ids from both servers, and one with the head."
+    wrong, points = len(agreement.unexplained(compared)), len(compared.groupby(["k", "streams"]))
+    told = (
+        f"**{agreement.share_identical(compared):.0%}** of {len(compared)} greedy outputs at {points} points "
+        f"of the sweep are identical; of those that differ, {wrong} do so by more than a near-tie "
+        f"({agreement.NEAR_TIE_NATS} nats)."
+    )
+    return told + (" **Those are a bug: do not trust this head's server.**" if wrong else "")

@@ -1,0 +1,163 @@
+"""Points of the sweep on whatever servers stand: kept on disk, never measured twice, side by side or alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+from labkit import acceptance, bench, engine, files, targets
+from labkit.acceptance import Acceptance
+from labkit.bench.conditions import attached_digest
+from labkit.bench.measure import journal_of, served_as
+from labkit.bench.rows import frame, typed
+from labkit.bench.run import raise_if_failed
+from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM, Candidate, label_of
+from labkit.settings import Evaluation
+
+MARKS = ["variant", "k", "streams", "temperature"]  # what names a point
+COUNTS = ("drafts", "drafted", "steps", "tokens", "accepted_sum")
+
+
+class Rig:
+    """The candidates, the servers of those that stand now, and all rows that were measured so far."""
+
+    def __init__(
+        self, settings: Evaluation, found: dict[str, Candidate], also: Sequence[Path], gpu_share: float = 0.0
+    ) -> None:
+        """Nothing is started."""
+        self.settings, self.candidates, self.also, self.gpu_share = settings, found, list(also), gpu_share
+        self.target = settings.target if settings.server else targets.resolve(settings.target)
+        self.servers: dict[str, engine.OnDemand] = {}
+        self.frames: list[pd.DataFrame] = []
+        self.counts: dict[tuple[Any, ...], Acceptance] = {}
+
+    @contextlib.contextmanager
+    def serving(self, labels: Iterable[str]) -> Iterator[None]:
+        """These servers stand while the block runs, each from when something has to be measured on it."""
+        labels = list(labels)
+        with contextlib.ExitStack() as stack:
+            for label in labels:
+                each = self.candidates[label]
+                options = {} if each.url else self.options_of(each)
+                self.servers[label] = stack.enter_context(
+                    engine.on_demand(self.target, each.variant, url=each.url, **options)
+                )
+            try:
+                yield
+            finally:
+                for label in labels:
+                    del self.servers[label]
+
+    def options_of(self, each: Candidate) -> dict[str, Any]:
+        """engine.serve's options for a candidate."""
+        options = served_as(self.settings) | dict(each.options)
+        options["max_num_seqs"] = max(options["max_num_seqs"], self.settings.tokens_a_step)
+        if each.label not in (BASELINE, NGRAM, label_of(self.settings.num_speculative_tokens)):
+            options["log_dir"] = self.settings.folder / each.label
+        if self.gpu_share:
+            options["flags"] = {"gpu-memory-utilization": round(self.gpu_share, 4)}
+        return options
+
+    def at(self, streams: int, temperature: float, repeats: int) -> SimpleNamespace:
+        """The settings under which one point is measured, as bench.fingerprint reads them."""
+        values = dataclasses.asdict(self.settings) | {"concurrency": streams, "temperature": temperature}
+        return SimpleNamespace(**values | {"repeats": repeats, "folder": self.settings.folder})
+
+    def measure(
+        self, labels: Sequence[str], prompts: pd.DataFrame, *, streams: int = 0, temperature: float = 0.0
+    ) -> None:
+        """Rows of one point for each candidate: those on disk, the others measured side by side on their servers.
+
+        `streams` of 0: the settings' concurrency, with all repeats; points of the sweep have `sweep_repeats`.
+        """
+        own = not streams and not temperature
+        repeats = self.settings.repeats if own else self.settings.sweep_repeats
+        at = self.at(streams or self.settings.concurrency, temperature, repeats)
+        if prompts.empty:
+            return
+        digests = {label: self.digest(self.candidates[label], prompts, at) for label in labels}
+        kept = {label: self.on_disk(label, digests[label]) for label in labels}
+        missing = [n for n in labels if kept[n] is None and self.candidates[n].measurable]
+        kept |= self.measured(missing, prompts, at, digests) if missing else {}
+        for label, rows in kept.items():
+            self.add(self.candidates[label], frame([]) if rows is None else rows, at, digests[label])
+
+    def digest(self, each: Candidate, prompts: pd.DataFrame, at: Any) -> str:
+        """What the rows of one candidate depend on, as bench.measure_variant has it."""
+        found = bench.fingerprint(at, each.variant, prompts, url=each.url, **each.options)
+        if not each.url:
+            return found
+        return attached_digest([at.folder, *self.also], each.label, found, each.url, at.model)
+
+    def on_disk(self, label: str, digest: str) -> pd.DataFrame | None:
+        """The rows that fit, from this stage's folder or another's; None without, or when all is to be redone."""
+        places = () if os.environ.get("LABKIT_FORCE") else (self.settings.folder, *self.also)
+        paths = [place / "measured" / f"{label}-{digest}.parquet" for place in places]
+        return next((files.read_parquet(path) for path in paths if path.exists()), None)
+
+    def measured(
+        self, labels: Sequence[str], prompts: pd.DataFrame, at: Any, digests: dict[str, str]
+    ) -> dict[str, pd.DataFrame]:
+        """Measure a point on the servers of `labels` by turns and save its rows and counts."""
+        journals = {label: journal_of(at.folder, label, digests[label]) for label in labels}
+        for journal in journals.values() if os.environ.get("LABKIT_FORCE") else ():
+            journal.discard()
+        sides = bench.run_together(
+            {label: self.servers[label].get() for label in labels},
+            prompts,
+            {label: journal.path for label, journal in journals.items()},
+            max_tokens=at.max_tokens,
+            repeats=at.repeats,
+            concurrency=at.concurrency,
+            temperature=at.temperature,
+            seed=at.seed,
+            model=at.model or None,
+        )
+        found = {}
+        for label, side in sides.items():
+            rows = side.frame(bench.as_prompts(prompts))
+            if side.counts:
+                self.save_counts(label, digests[label], acceptance.pool(side.counts))
+            found[label] = bench.measure(at.folder, label, digests[label], lambda s=side, r=rows: checked(s, r))
+        return found
+
+    def save_counts(self, label: str, digest: str, found: Acceptance) -> None:
+        """Keep what the server's own counters said of a point with overlapping requests."""
+        told = {name: getattr(found, name) for name in COUNTS} | {"accepted_at": list(found.accepted_at)}
+        files.write_json(self.settings.folder / "measured" / f"{label}-{digest}.counts.json", told)
+
+    def add(self, each: Candidate, rows: pd.DataFrame, at: Any, digest: str) -> None:
+        """Take rows into the record, marked with their point."""
+        marks = {"variant": each.variant, "k": each.k, "streams": at.concurrency, "temperature": at.temperature}
+        self.frames.append(typed(rows).assign(**marks))
+        path = self.settings.folder / "measured" / f"{each.label}-{digest}.counts.json"
+        if path.exists():
+            told = files.read_json(path)
+            self.counts[tuple(marks.values())] = Acceptance(**told | {"accepted_at": tuple(told["accepted_at"])})
+
+    def rows(self) -> pd.DataFrame:
+        """All rows, with columns k, streams and temperature beside bench.run's."""
+        found = [rows for rows in self.frames if len(rows)] or [self.frames[0]]
+        return pd.concat(found, ignore_index=True)
+
+    def best_k(self) -> int:
+        """The k of the head that decodes fastest at the settings' own concurrency; their own k if unmeasured."""
+        rows = self.rows()
+        mine = rows[(rows["variant"] == EAGLE3) & (rows["temperature"] == 0) & (rows["error"].isna())]
+        mine = mine[(mine["streams"] == self.settings.concurrency) & (mine["category"] != "held-out")]
+        if mine.empty:
+            return self.settings.num_speculative_tokens
+        return int(bench.summary(mine, by=["k"]).set_index("k")["tok_s"].idxmax())
+
+
+def checked(side: bench.Side, rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a side; raises what bench.run raises where the server went, or answered nothing."""
+    raise_if_failed(rows, side.server, side.plan.base_url)
+    return rows
