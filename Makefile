@@ -31,7 +31,7 @@ demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
 test: setup lint $(CHROMIUM)  ## unit tests, real engine, notebooks, JupyterLab in a browser
-	$(BIN)/python -m pytest tests/unit tests/faults tests/engine tests/notebooks tests/browser
+	$(BIN)/python -m pytest tests/unit tests/faults tests/docs tests/engine tests/notebooks tests/browser
 
 $(CHROMIUM):  # Debian's; the browser tests drive it
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

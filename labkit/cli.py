@@ -88,12 +88,12 @@ def run(
 
 
 def execute(notebook: str, given: dict[str, str], *, force: bool) -> None:
-    """Run one notebook, or all with their pages and the headline table."""
+    """Run one notebook and say what it found, or all with their pages and the headline table."""
     from labkit import runs
-    from labkit.runs import headline
+    from labkit.runs import ending, headline
 
     if notebook != "all":
-        runs.execute(notebook, given, force=force)
+        typer.echo(f"\n{ending.ending(runs.execute(notebook, given, force=force))}")
         return
     given.setdefault("run_id", default_run_id(given))
     folder = runs.run_all(given, force=force)

@@ -17,7 +17,8 @@ def refuse_one_server_for_both(server: str, variant_server: str) -> None:
     if server and server.rstrip("/").removesuffix("/v1") == variant_server.rstrip("/").removesuffix("/v1"):
         raise BadParameter(
             f"server and variant_server are both {server}",
-            "give variant_server the address of the server that speculates",
+            "give variant_server the address of the server that speculates, or leave it out for a prediction (a "
+            "swapped service, whose baseline was measured before: write one as 127.0.0.1, the other as localhost)",
         )
 
 
