@@ -33,7 +33,10 @@ def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     refuse_choices(settings, target.geometry)
     work, memory = work_of(settings), here.free_memory_gb()
     here.refuse(here.obstacles_here(target.geometry, work, settings.folder, free_memory=memory))
-    disk = extract.bytes_needed([work.tokens], 4, target.geometry.hidden_size, form=settings.hidden_states)
+    stored = (
+        work.tokens if work.stored else settings.held_out * work.length
+    )  # measured on: these are always stored
+    disk = extract.bytes_needed([stored], 4, target.geometry.hidden_size, form=settings.hidden_states)
     return Estimate(work.tokens, settings.num_prompts * work.length * settings.epochs, disk)
 
 
@@ -61,6 +64,7 @@ def work_of(settings: Eagle3Pipeline) -> Work:
         batch_tokens=settings.batch_tokens,
         streams=settings.concurrency,
         item_bytes=1 if settings.hidden_states == "fp8" else 2,
+        stored=settings.states_from == "files",
     )
 
 

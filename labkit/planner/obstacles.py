@@ -69,6 +69,8 @@ def no_room_beside(target: Geometry, machine: Machine, served: Serving) -> Obsta
 
 def no_disk(target: Geometry, machine: Machine, work: Work, disk_gb: float, free_gb: float) -> Obstacle:
     """The states do not fit the disk; each way out with its own figure."""
+    if not work.stored:
+        return Obstacle(f"{size(disk_gb)} of disk are needed, {size(free_gb)} are free", ("use a larger disk",))
     each = disk_bytes(target, work.length, work.item_bytes) / 1e9
     fixed = disk_gb - (work.tokens and disk_bytes(target, work.tokens, work.item_bytes) / 1e9)
     fitting = int(max(0.0, free_gb - fixed) / each)

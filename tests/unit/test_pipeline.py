@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from labkit import bench, conversations, extract, pipeline, targets, train
+from labkit.errors import LabError
 from labkit.runs import dry
 from labkit.settings import BadParameter, Eagle3Pipeline
 
@@ -35,6 +36,19 @@ def test_disk_is_four_states_a_token():
     found = pipeline.estimate(settings, targets.resolve("smollm2"))
     assert found.disk_bytes == found.tokens * (4 * 576 * 2 + 8)
     assert found.tokens == 12 * (pipeline.PROMPT_TOKENS + 100)
+
+
+def test_a_training_that_makes_its_states_stores_those_of_held_out_prompts_alone(monkeypatch):
+    """On a disk that all states would not fit, such a run is not refused (they were 85 GB on a disk of 65)."""
+    from labkit.planner import here
+
+    monkeypatch.setattr(here, "free_disk_gb", lambda *_: 65.0)
+    amounts = {"num_prompts": 32_900, "held_out": 200, "max_tokens": 512, "max_model_len": 2048}
+    target = targets.resolve("smollm2")
+    found = pipeline.estimate(Eagle3Pipeline(states_from="on-the-fly", **amounts), target)
+    assert found.disk_bytes == 200 * (pipeline.PROMPT_TOKENS + 512) * (4 * 576 * 2 + 8)
+    with pytest.raises(LabError, match="of disk"):
+        pipeline.estimate(Eagle3Pipeline(**amounts), target)
 
 
 @pytest.mark.parametrize(
