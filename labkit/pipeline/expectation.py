@@ -35,7 +35,7 @@ def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     here.refuse(here.obstacles_here(target.geometry, work, settings.folder, free_memory=memory))
     stored = (
         work.tokens if work.stored else settings.held_out * work.length
-    )  # measured on: these are always stored
+    )  # always stored
     disk = extract.bytes_needed([stored], 4, target.geometry.hidden_size, form=settings.hidden_states)
     return Estimate(work.tokens, settings.num_prompts * work.length * settings.epochs, disk)
 
