@@ -89,8 +89,11 @@ def measure_variant(
     fits = fingerprint(settings, variant, prompts, url=url, **options)
     if url:
         fits = attached_digest([settings.folder, *also], name, fits, url, settings.model)
+    temperature = getattr(settings, "temperature", 0.0)
 
     def measured() -> pd.DataFrame:
+        if not url:
+            engine.sampling.refuse(variant, temperature)
         with server_for(settings, variant, url, server, options) as running:
             return run(
                 running,
@@ -99,7 +102,7 @@ def measure_variant(
                 max_tokens=settings.max_tokens,
                 repeats=settings.repeats,
                 concurrency=settings.concurrency,
-                temperature=getattr(settings, "temperature", 0.0),
+                temperature=temperature,
                 seed=settings.seed,
                 variant=name,
                 cooldown_s=getattr(settings, "cooldown_s", 0.0),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from labkit.engine import sampling
 from labkit.engine.holders import GpuMemoryHeld
+from labkit.engine.sampling import SampledSpeculation
 from labkit.engine.server import (
     BadTensorParallel,
     EngineDied,
@@ -40,6 +42,7 @@ __all__ = [
     "PortHeld",
     "PortInUse",
     "ProcessesStay",
+    "SampledSpeculation",
     "Server",
     "ServerUnreachable",
     "SwapBusy",
@@ -56,6 +59,7 @@ __all__ = [
     "on_demand",
     "plan",
     "restore",
+    "sampling",
     "serve",
     "status",
     "swap",

@@ -12,6 +12,7 @@ import pandas as pd
 
 from labkit.acceptance import Acceptance
 from labkit.bench import steptimes
+from labkit.engine import sampling
 from labkit.evaluation import judging
 from labkit.evaluation.candidates import BASELINE, NGRAM, candidates, label_of
 from labkit.evaluation.earlier import HELD_OUT
@@ -117,11 +118,11 @@ def along(rig: Rig) -> list[str]:
 
 
 def extra_points(rig: Rig, labels: Sequence[str], benchmark: pd.DataFrame) -> None:
-    """More streams, and one stream at a temperature."""
+    """More streams, and one stream at a temperature, which no engine is asked for that would write garbage."""
     for streams in rig.settings.streams:
         if streams != rig.settings.concurrency and labels:
             rig.measure(labels, benchmark, streams=streams)
-    if rig.settings.sweep_temperature and labels:
+    if rig.settings.sweep_temperature and labels and (rig.settings.server or not sampling.broken()):
         rig.measure(labels, benchmark, temperature=rig.settings.sweep_temperature)
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 
 from labkit.acceptance import Acceptance
 from labkit.costmodel import stops_paying
+from labkit.engine import sampling
 from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM
 from labkit.evaluation.earlier import HELD_OUT
 from labkit.evaluation.measuring import Measured
@@ -148,6 +149,8 @@ def conclusion(
         f"Limits: {settings.concurrency} request(s) in flight unless said otherwise, greedy, "
         f"k={settings.num_speculative_tokens}, {settings.max_tokens} tokens a request; servers {measured.how}."
     )
+    if settings.sweep_temperature and not settings.server and sampling.broken():
+        limits += f" Nothing at a temperature: {sampling.broken()} writes garbage where it samples and speculates."
     more = "More data and epochs raise the acceptance length: notebook 04 at a larger scale."
     return "\n\n".join([" ".join(said), limits, more])
 

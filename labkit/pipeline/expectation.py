@@ -33,9 +33,7 @@ def estimate(settings: Eagle3Pipeline, target: Target) -> Estimate:
     refuse_choices(settings, target.geometry)
     work, memory = work_of(settings), here.free_memory_gb()
     here.refuse(here.obstacles_here(target.geometry, work, settings.folder, free_memory=memory))
-    stored = (
-        work.tokens if work.stored else settings.held_out * work.length
-    )  # always stored
+    stored = work.tokens if work.stored else settings.held_out * work.length  # always stored
     disk = extract.bytes_needed([stored], 4, target.geometry.hidden_size, form=settings.hidden_states)
     return Estimate(work.tokens, settings.num_prompts * work.length * settings.epochs, disk)
 
