@@ -63,7 +63,9 @@ def test_jupyter_is_opened_on_loopback_with_its_token() -> None:
     lines = [line for line in recipe.splitlines() if re.search(r"jupyter[- ](lab|notebook|server)", line)]
     assert lines
     assert all("--ip 127.0.0.1" in line for line in lines)
-    assert not re.search(r"token\s*=|password\s*=|allow_origin|disable_check_xsrf|allow-root|0\.0\.0\.0", recipe)
+    assert not re.search(r"token\s*=|password\s*=|allow_origin|disable_check_xsrf|0\.0\.0\.0", recipe)
+    as_root = [line for line in recipe.splitlines() if "allow-root" in line]
+    assert all('"$$(id -u)" != 0 ] || echo --allow-root' in line for line in as_root)  # for root alone
 
 
 def test_nothing_in_the_lab_listens_on_all_addresses() -> None:
