@@ -83,7 +83,7 @@ def one(name: str, run: Path, benchmark: Path, out: Path, tokens: int, held_out:
     change = dict(CHANGES[name])
     amount = change.pop("data", 1)
     settings = Eagle3Pipeline(**BASE | change)
-    target, device = targets.resolve(settings.target), None
+    target = targets.resolve(settings.target)
     dataset = conversations.load(run / "data")
     counts = vocab.count(*columns(dataset), target.geometry.vocab_size)
     foreign = amount == "off-policy"

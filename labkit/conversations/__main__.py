@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -10,21 +9,15 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from labkit import files, targets
+from labkit import command, files, targets
+from labkit.command import STARTED, report
 from labkit.conversations import offline, sources, wide
 from labkit.conversations.answers import Sampling
 from labkit.conversations.dataset import collect
 from labkit.conversations.store import Store
-from labkit.errors import LabError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-STARTED = time.monotonic()
 PROMPTS, ANSWERS = "prompts.jsonl", "answers.jsonl"
-
-
-def report(text: str) -> None:
-    """A line of progress with the seconds since the start."""
-    typer.echo(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
 
 
 @app.command()
@@ -124,14 +117,5 @@ def dataset(
     report(f"{len(rows)} conversations, {int(rows.answer_tokens.sum()):,} answer tokens")
 
 
-def main() -> None:
-    """An error that the lab explains ends with its text and exit code 1."""
-    try:
-        app(standalone_mode=True)
-    except LabError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(app)

@@ -99,6 +99,17 @@ def spoken(answer: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": answer["text"]} | ({"reasoning": reasoning} if reasoning else {})
 
 
+def dialogues(
+    prompts: pd.DataFrame, model_key: str, sampling: Sampling, template: dict[str, Any] | None = None
+) -> list[Dialogue]:
+    """A dialogue for each prompt, in order."""
+    tools = prompts["tools"] if "tools" in prompts else [""] * len(prompts)
+    return [
+        Dialogue(prompt_id, list(messages), json.loads(text) if text else [], model_key, sampling, template or {})
+        for prompt_id, messages, text in zip(prompts.prompt_id, prompts.messages, tools, strict=True)
+    ]
+
+
 def generate(
     prompts: pd.DataFrame,
     server: Any,
@@ -116,12 +127,8 @@ def generate(
     list. Raises ServerLost, TooFewAnswers, DiskFull.
     """
     store = Store(store_path)
-    tools = prompts["tools"] if "tools" in prompts else [""] * len(prompts)
-    dialogues = [
-        Dialogue(prompt_id, list(messages), json.loads(text) if text else [], model_key, sampling, template or {})
-        for prompt_id, messages, text in zip(prompts.prompt_id, prompts.messages, tools, strict=True)
-    ]
-    wanted = [(dialogue, len(dialogue.places) - len(said)) for dialogue, said, _ in missing(dialogues, store)]
+    known = dialogues(prompts, model_key, sampling, template)
+    wanted = [(dialogue, len(dialogue.places) - len(said)) for dialogue, said, _ in missing(known, store)]
     if wanted:
         store_path.parent.mkdir(parents=True, exist_ok=True)
         with opened(server) as running:
@@ -134,8 +141,8 @@ def generate(
                 total=sum(turns for _, turns in wanted),
                 name="answers",
             )
-    refuse_if_broken(dialogues, store)
-    return [dialogue.walk(store)[0] for dialogue in dialogues]
+    refuse_if_broken(known, store)
+    return [dialogue.walk(store)[0] for dialogue in known]
 
 
 def missing(dialogues: list[Dialogue], store: Store) -> list[tuple[Dialogue, list[dict[str, Any]], str]]:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from labkit import files
 from labkit.conversations import sources, synthesis
-from labkit.conversations.answers import Dialogue, Sampling
+from labkit.conversations.answers import Dialogue, Sampling, dialogues
 from labkit.conversations.forms import Messages
 from labkit.conversations.store import Store
 from labkit.targets import Target
@@ -105,16 +105,7 @@ def answer(
 ) -> int:
     """Answer `chosen` turn by turn into the store until all are done or a moment has come; tokens written."""
     tokenizer = target.tokenizer()
-    dialogues = {
-        row.prompt_id: Dialogue(
-            row.prompt_id,
-            list(row.messages),
-            json.loads(row.tools) if row.tools else [],
-            target.revision,
-            sampling,
-        )
-        for row in chosen.itertuples()
-    }
+    known = {dialogue.prompt_id: dialogue for dialogue in dialogues(chosen, target.revision, sampling)}
     options = {"max_tokens": sampling.max_tokens, "temperature": sampling.temperature, "top_p": sampling.top_p}
     asked: dict[str, tuple[str, list[int]]] = {}
     written = 0
@@ -137,9 +128,9 @@ def answer(
         row = {"prompt_token_ids": ids, "token_ids": tokens, "finish_reason": reason, "text": text}
         store.add({"key": key, **row, "model": target.name})
         written += len(tokens)
-        return job(dialogues[name])
+        return job(known[name])
 
-    engine.run((found for dialogue in dialogues.values() if (found := job(dialogue))), done, until)
+    engine.run((found for dialogue in known.values() if (found := job(dialogue))), done, until)
     return written
 
 
@@ -153,10 +144,7 @@ def rendered(tokenizer: Any, history: Messages, tools: list[dict[str, Any]]) -> 
 
 def finished(chosen: pd.DataFrame, store: Store, target: Target, sampling: Sampling) -> pd.DataFrame:
     """Those of `chosen` that the store has whole."""
-    whole = [
-        Dialogue(row.prompt_id, list(row.messages), [], target.revision, sampling).walk(store)[1] is None
-        for row in chosen.itertuples()
-    ]
+    whole = [dialogue.walk(store)[1] is None for dialogue in dialogues(chosen, target.revision, sampling)]
     return chosen[whole].reset_index(drop=True)
 
 

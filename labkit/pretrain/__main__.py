@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit import files, settings
-from labkit.errors import LabError
+from labkit import command, files, settings
+from labkit.command import report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,12 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 TINY = 8  # documents of each side of the split
-STARTED = time.monotonic()
-
-
-def report(text: str) -> None:
-    """A line of progress with the seconds since the start."""
-    typer.echo(f"[{time.monotonic() - STARTED:6.1f} s] {text}")
 
 
 @app.command()
@@ -120,14 +112,5 @@ def card(target: Annotated[str, typer.Option(help="a shipped name or a folder")]
     report(f"wrote {found.path / card.PAGE}")
 
 
-def main() -> None:
-    """An error that the lab explains ends with its text and exit code 1."""
-    try:
-        app(standalone_mode=True)
-    except LabError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        sys.exit(1)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(app)
