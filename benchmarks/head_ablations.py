@@ -30,6 +30,7 @@ BASE: dict[str, Any] = {
     "ttt_steps": 3,
     "epochs": 1,
 }
+FURTHER = {"start": "data/heads/smollm2-eagle3"}  # goes on from the shipped head, all else as the base
 CHANGES: dict[str, dict[str, Any]] = {
     "base": {},
     "draft vocabulary 4k": {"draft_vocab_size": 4096},
@@ -51,6 +52,11 @@ CHANGES: dict[str, dict[str, Any]] = {
     "a quarter of the data, four times": {"data": 4, "epochs": 4},
     "a sixteenth of the data, 16 times": {"data": 16, "epochs": 16},
     "off-policy text": {"data": "off-policy"},
+    "shipped head": FURTHER,
+    "shipped head, lm_head trained": FURTHER | {"lm_head": "trained"},
+    "shipped head, lk_hybrid loss": FURTHER | {"loss": "lk_hybrid"},
+    "shipped head, KL and TV loss": FURTHER | {"loss": '{"kl_div": 0.5, "tv": 0.5}'},
+    "shipped head, learning rate 2e-3": FURTHER | {"learning_rate": 2e-3},
 }
 
 

@@ -13,11 +13,17 @@ from labkit import command, files, targets
 from labkit.command import STARTED, report
 from labkit.conversations import offline, sources, wide
 from labkit.conversations.answers import Sampling
-from labkit.conversations.dataset import collect
+from labkit.conversations.dataset import collect, load
 from labkit.conversations.store import Store
+from labkit.errors import LabError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+SHORTEST, LONGEST = 300, 1800  # characters of a text that prompts are about
 PROMPTS, ANSWERS = "prompts.jsonl", "answers.jsonl"
+
+
+class NoTexts(LabError):
+    """Prompts about texts are asked for, and no texts are given."""
 
 
 @app.command()
@@ -25,13 +31,27 @@ def prompts(
     out: Annotated[Path, typer.Argument(help="a .jsonl file")],
     count: Annotated[int, typer.Option("--wide", help="prompts of the grammar of many kinds")] = 40_000,
     templated: Annotated[bool, typer.Option(help="the templated ones, too")] = True,
+    about: Annotated[int, typer.Option(help="prompts about texts, which are answers in DATA")] = 0,
+    data: Annotated[Path | None, typer.Option(help="an earlier data set (its folder), for --about")] = None,
+    target: Annotated[str, typer.Option(help="whose tokenizer wrote DATA")] = "smollm2",
     seed: int = 0,
 ) -> None:
     """Write the lab's own prompts."""
     parts = [wide.prompts(count, seed), *([sources.templated()] if templated else [])]
+    parts += [wide.about(answered(data, target), about, seed)] if about else []
     frame = pd.concat(parts, ignore_index=True)
     offline.write_prompts(out, frame)
     report(f"{len(frame)} prompts in {out}: {frame.category.value_counts().to_dict()}")
+
+
+def answered(data: Path | None, target: str) -> list[str]:
+    """An earlier data set's answers that are long enough to say something about, and no longer than a page."""
+    if data is None:
+        raise NoTexts("--about asks for texts", "give --data, the folder of a data set whose answers they are")
+    rows, tokenizer = load(data), targets.resolve(target).tokenizer()
+    answers = [row.input_ids[row.prompt_tokens :] for row in rows.itertuples() if row.split == "train"]
+    found = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return [text for text in found if SHORTEST <= len(text) <= LONGEST]
 
 
 @app.command()

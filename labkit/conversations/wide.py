@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -19,6 +20,7 @@ from labkit.errors import LabError
 
 PLACE = re.compile(r"\{(?:(\d+)-(\d+)|(\w+))\}")
 SYSTEM_SHARE = 0.3  # of the dialogues have a system message
+TEXT, HOLE = "{text}", "\0"  # in a form about a text, which comes in last: it may have braces of its own
 OPEN = "..."  # stands where the target is to say what comes: an empty turn would be refused as a mistake
 TRIES = 20  # draws for each prompt wanted, at most
 
@@ -52,6 +54,30 @@ def prompts(count: int, seed: int = 0) -> pd.DataFrame:
             messages = [{"role": "user", "content": filled(order.choice(grammar["kinds"][kind]), words, order)}]
         row = sources.row(kind, "", messages)
         rows.setdefault(row["prompt_id"], row | {"topic": row["prompt_id"]})
+
+
+def about(texts: Sequence[str], count: int, seed: int = 0) -> pd.DataFrame:
+    """`count` different prompts to shorten, explain, question or go on with one of `texts`; columns as `prompts`.
+
+    A text takes all its prompts to one side of a split. Raises UnknownWord, TooFewPrompts.
+    """
+    grammar = files.read_json(settings.root() / "data" / "train_prompts" / "wide.json")
+    words, order = grammar["pools"], random.Random(seed)
+    rows: dict[str, dict[str, Any]] = {}
+    for _ in range(TRIES * count if texts else 0):
+        if len(rows) == count:
+            break
+        kind, text = order.choice(list(grammar["texts"])), order.choice(texts)
+        form = order.choice(grammar["texts"][kind]).replace(TEXT, HOLE)
+        content = filled(form, words, order).replace(HOLE, text.strip())
+        row = sources.row(kind, "", [{"role": "user", "content": content}])
+        rows.setdefault(row["prompt_id"], row | {"topic": files.digest(text)})
+    if len(rows) < count:
+        raise sources.TooFewPrompts(
+            f"{len(texts)} texts gave {len(rows)} different prompts, asked for {count}",
+            "ask for fewer, or give more texts",
+        )
+    return pd.DataFrame(list(rows.values()), columns=sources.COLUMNS)
 
 
 def dialogue(turns: list[str], words: dict[str, list[str]], order: random.Random) -> list[dict[str, str]]:

@@ -120,3 +120,20 @@ def test_its_prompts_are_the_ids_that_the_template_gives(target):
     ids = offline.rendered(target.tokenizer(), [{"role": "user", "content": "Hello"}], [])
     text = target.tokenizer().decode(ids)
     assert text.endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_prompts_about_texts_hold_one_whole_text_and_share_its_side_of_a_split():
+    texts = ["A river {rose} over {1-3} nights.", 'def f(): return {"a": 1}', "Short."]
+    frame = wide.about(texts, 20, seed=2)
+    assert len(frame) == 20
+    assert frame.prompt_id.is_unique
+    held = [[text for text in texts if text in messages[0]["content"]] for messages in frame.messages]
+    assert all(len(found) == 1 for found in held)
+    assert frame.topic.groupby([found[0] for found in held]).nunique().eq(1).all()
+    assert not frame.messages.map(lambda m: "{length}" in m[0]["content"] or wide.HOLE in m[0]["content"]).any()
+
+
+def test_more_about_texts_than_there_is_to_ask_is_refused():
+    for texts in ([], ["One text."]):
+        with pytest.raises(conversations.TooFewPrompts, match=f"{len(texts)} texts gave"):
+            wide.about(texts, 2000)
