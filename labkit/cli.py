@@ -259,6 +259,25 @@ def convert_head(
 
 
 @app.command()
+def average_heads(
+    first: Annotated[str, typer.Argument(help="the head of an earlier stage")],
+    second: Annotated[str, typer.Argument(help="the one that was trained on from it")],
+    out: Annotated[str, typer.Argument(help="the directory to write")],
+    share: Annotated[float, typer.Option(help="of the second: 0 to 1")] = 0.5,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="data sets (folders) whose answers the draft vocabulary counts")
+    ] = None,
+    target: Annotated[str, typer.Option(help="whose heads they are")] = "smollm2",
+) -> None:
+    """Write a head between two stages of one training; without --data the second's vocabulary is kept."""
+    from labkit import draft, pipeline, targets
+
+    served = targets.resolve(target)
+    mapping = pipeline.vocabulary_of(draft.read(Path(second)), data or [], served)
+    typer.echo(draft.average(Path(first), Path(second), Path(out), target=served, vocab=mapping, share=share))
+
+
+@app.command()
 def plan(
     target: Annotated[
         str, typer.Option(help="a geometry of data/models, a config.json or its folder")

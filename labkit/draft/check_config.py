@@ -96,21 +96,29 @@ def flag_problems(head: Head, engine: str) -> Iterator[Problem]:
 
 # Where vLLM takes a head's flags from, by the form of the head; the draft model itself reads them all.
 READERS = {"speculators": "transformers_utils/configs/speculators/algos.py"}
+DRAFT_MODEL = "model_executor/models/llama_eagle3.py"
 
 
 def unread_flags(head: Head) -> Iterator[Problem]:
     """Flags that the installed vLLM never looks at (vllm#38111, speculators#610), from its source: no import."""
+    for file in {READERS.get(head.form, ""), DRAFT_MODEL} - {""}:
+        for flag in unread_in(file, head):
+            way = "serve with a newer vLLM, or train with that flag off"
+            yield Problem(
+                "norm flags",
+                f"{CONFIG}: {flag}",
+                f"the installed vLLM does not read {flag} ({Path(file).name}) and serves the head without it",
+                way if file == DRAFT_MODEL else f"serve its llama form (labkit convert-head), or {way}",
+            )
+
+
+def unread_in(file: str, head: Head) -> list[str]:
+    """The head's flags that are on and that a file of the installed vLLM never names; none without the file."""
     place = installed_vllm()
-    for file in {READERS.get(head.form, ""), "model_executor/models/llama_eagle3.py"} - {""}:
-        source = (place / file).read_text() if place and (place / file).is_file() else None
-        for flag in FLAGS:
-            if source is not None and head.config.get(flag) and flag not in source:
-                yield Problem(
-                    "norm flags",
-                    f"{CONFIG}: {flag}",
-                    f"the installed vLLM does not read {flag} ({Path(file).name}) and serves the head without it",
-                    "serve with a newer vLLM, or train with that flag off",
-                )
+    if not place or not (place / file).is_file():
+        return []
+    source = (place / file).read_text()
+    return [flag for flag in FLAGS if head.config.get(flag) and flag not in source]
 
 
 def installed_vllm() -> Path | None:

@@ -79,6 +79,11 @@ class Head:
         with weights.opened(path) as file:
             return file.get_tensor(inside)
 
+    def target_ids(self) -> torch.Tensor:
+        """The target id of each row of lm_head: int64 [draft vocabulary], in the file's order."""
+        d2t = self.tensor("d2t")
+        return torch.arange(self.config["draft_vocab_size"]) if d2t is None else semantics.targets_of(d2t)
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors in speculators' form: target ids ascending, lm_head with them, t2d made where absent."""
         found = {name: self.tensor(name) for name in self.places}

@@ -24,6 +24,7 @@ from labkit.pipeline.training import (
     head,
     trial_training,
     vocabulary,
+    vocabulary_of,
     vocabulary_told,
 )
 
@@ -61,6 +62,7 @@ __all__ = [
     "told",
     "trial_training",
     "vocabulary",
+    "vocabulary_of",
     "vocabulary_told",
     "work_of",
 ]

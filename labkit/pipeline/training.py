@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from labkit import engine, files, train, vocab
+from labkit import conversations, draft, engine, files, train, vocab
 from labkit.pipeline.data import answers
 from labkit.pipeline.expectation import work_of
 from labkit.pipeline.servers import layers
@@ -128,6 +129,16 @@ def vocabulary(settings: Eagle3Pipeline, dataset: pd.DataFrame, target: Target) 
     required = vocab.required_ids(tokenizer)
     trained = counts(dataset, target, "train")
     return vocab.build(trained, settings.draft_vocab_size, required, tokens=len(tokenizer))
+
+
+def vocabulary_of(head: draft.Head, data: Sequence[Path], target: Target) -> VocabMap:
+    """A vocabulary of a head's size counted on several data sets' training answers; the head's own without any."""
+    if not data:
+        return vocab.VocabMap.of_targets(head.target_ids(), target.geometry.vocab_size)
+    tokenizer = target.tokenizer()
+    seen = sum(counts(conversations.load(folder), target, "train") for folder in data)
+    size, required = len(head.target_ids()), vocab.required_ids(tokenizer)
+    return vocab.build(seen, size, required, tokens=len(tokenizer))
 
 
 def vocabulary_told(mapping: VocabMap, dataset: pd.DataFrame, target: Target) -> dict[str, Any]:

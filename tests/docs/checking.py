@@ -25,7 +25,7 @@ from labkit.engine.urls import base_url
 from labkit.runs.execute import find_notebook
 from tests.docs.pages import ROOT
 
-PARSED_ONLY = {"swap", "extract", "convert-head"}  # they want a service, an engine or a trained head
+PARSED_ONLY = {"swap", "extract", "convert-head", "average-heads"}  # they want a service, an engine or heads
 EXAMPLE_PLACES = ("/models/own", "/models/moe", "/heads/mine", "/data/", "/traces/mine")
 JSON_FLAGS = {
     "speculative-config": "speculative",
