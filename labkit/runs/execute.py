@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import files, settings
 from labkit.errors import LabError
+from labkit.runs import products
 from labkit.runs.scrub import scrub
 from labkit.runs.stage import lock
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
@@ -65,9 +66,15 @@ def brought(chosen: Settings) -> list[list[Any]]:
 
 
 def finished(chosen: Settings) -> bool:
-    """Whether the stage's results are there and fit its settings and inputs."""
+    """Whether the stage's results are there, as it left them, and fit its settings and inputs."""
     path = chosen.folder / "run.json"
-    return path.exists() and executed(path).get("digest") == digest(chosen)
+    return path.exists() and executed(path).get("digest") == digest(chosen) and not lost(chosen)
+
+
+def lost(chosen: Settings) -> list[str]:
+    """What the last run of the stage left and is not there as it was; empty where it never came to its end."""
+    path = chosen.folder / "run.json"
+    return products.lost(chosen.folder, executed(path).get("products")) if path.exists() else []
 
 
 def executed(path: Path) -> dict[str, Any]:
@@ -87,6 +94,8 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     if finished(chosen) and output.exists() and not force:
         say(f"{chosen.notebook}: up to date in {chosen.folder}")
         return output
+    if gone := lost(chosen):
+        say(f"{chosen.notebook}: gone or changed since it was finished: {', '.join(gone)}")
     say(f"{chosen.notebook} -> {chosen.folder}")
     started = time.monotonic()
     with alone(chosen.folder):
@@ -96,6 +105,7 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
             record_execution(chosen, parameters, time.monotonic() - started)
         finally:  # a failed run is sent to somebody, too
             scrub(chosen.folder, dataclasses.asdict(chosen))
+        mark_finished(chosen)
     say(f"{chosen.notebook}: done in {time.monotonic() - started:.0f} s")
     return output
 
@@ -193,14 +203,21 @@ def quiet_environment(*, force: bool) -> Iterator[None]:
 
 
 def record_execution(chosen: Settings, parameters: Mapping[str, Any], seconds: float) -> None:
-    """Add to run.json how the stage was run, and the digest that lets the next run skip it."""
+    """Add to run.json how the stage was run."""
     path = chosen.folder / "run.json"
     if not path.exists():
         raise StageFailed(f"{chosen.notebook} ended without writing {path}", "run it again with --force")
     words = [f"-p {name}={shlex.quote(str(value))}" for name, value in parameters.items() if name != "run_id"]
     command = " ".join(["labkit run", chosen.notebook[:2], "--run-id", shlex.quote(chosen.run_id), *words])
-    told = {"digest": digest(chosen), "command": command, "wall_seconds": round(seconds, 1)}
+    told = {"command": command, "wall_seconds": round(seconds, 1)}
     files.write_json(path, files.read_record(path) | {"executed": told})
+
+
+def mark_finished(chosen: Settings) -> None:
+    """Add to run.json what lets the next run skip the stage; last, since scrubbing changes sizes."""
+    path = chosen.folder / "run.json"
+    mark = {"digest": digest(chosen), "products": products.sizes(chosen.folder)}
+    files.write_json(path, files.read_record(path) | {"executed": executed(path) | mark})
 
 
 def parameters_for(notebook: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

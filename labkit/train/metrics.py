@@ -13,8 +13,23 @@ import pandas as pd
 import torch
 
 from labkit import files
+from labkit.errors import LabError
 
+FILE = "metrics.parquet"
 WHOLE_NUMBERS = ("step", "epoch", "tokens", "trained_tokens", "skipped")
+
+
+class MetricsLost(LabError):
+    """The rows of a training are gone or unreadable, and only training again would make others."""
+
+
+def read_metrics(folder: Path) -> pd.DataFrame:
+    """What the training in `folder` measured, a row a step (`Metrics.frame`); raises MetricsLost."""
+    try:
+        return files.read_parquet(folder / FILE)
+    except files.BrokenFile as error:
+        remedy = f"bring a copy back, or train anew: delete {folder / 'head'} and run again"
+        raise MetricsLost(error.what, remedy) from error
 
 
 def tensorboard(folder: Path) -> Any:

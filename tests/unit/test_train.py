@@ -1,6 +1,7 @@
 """Training on a tiny target: alignment and walks by hand, simulation against a draft run by tokens, refusals."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -256,6 +257,25 @@ def test_a_finished_training_is_not_redone_and_other_settings_are(made, whole, t
     assert not steps
     fit(made, tmp_path, changed(epochs=1))
     assert steps
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 5000)])
+def test_a_head_without_whole_weights_is_trained_again(made, whole, tmp_path, damage):
+    head = shutil.copytree(whole, tmp_path, dirs_exist_ok=True) / "head"
+    damage(head / "model.safetensors")
+    fit(made, tmp_path)
+    assert (head / "model.safetensors").read_bytes() == (whole / "head" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 100)])
+def test_lost_metrics_are_an_error_that_names_the_price(whole, tmp_path, damage):
+    """A head that took days is not trained again for a figure."""
+    folder = shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    assert len(train.read_metrics(folder))
+    damage(folder / "metrics.parquet")
+    with pytest.raises(train.MetricsLost, match=r"metrics\.parquet") as lost:
+        train.read_metrics(folder)
+    assert str(folder / "head") in lost.value.remedy
 
 
 def evaluate(model, samples, k=2):
