@@ -1,4 +1,4 @@
-"""What a finished stage leaves for people and later stages: which files, and whether they are still as it left them."""
+"""What a finished stage leaves for people and later stages, and whether it is still there as it was left."""
 
 from __future__ import annotations
 

@@ -9,25 +9,12 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_data import SETTINGS, assert_same, changed, fit, make, samples_of
+from train_data import SETTINGS, assert_same, changed, fit, fresh_head, samples_of
 
 from labkit import draft, files, settings, train, vocab
 from labkit.train import batches, loop, metrics, optimizer, order, simulation, start
 from labkit.train.batches import Sample
 from labkit.train.unroll import BAD_LOSS, BAD_STATES, GOOD, Unrolled
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module")
-def whole(made, tmp_path_factory):
-    """The folder of a training that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    fit(made, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +329,7 @@ def test_a_loss_that_is_no_number_stops(made, tmp_path):
 
 def test_a_single_broken_gradient_changes_nothing_but_is_seen(made, trained):
     """A weight that is infinite makes the loss so; the document is marked, the gradient dropped."""
-    model = draft.build(made["target"], made["vocab"], (1, 3, 4))
+    model = fresh_head(made)
     with torch.no_grad():
         model.fc.weight[0, 0] = float("inf")
     unrolled = Unrolled(model)
@@ -454,7 +441,7 @@ def test_training_on_from_a_head_begins_where_it_ended(made, whole, trained, tmp
 
 
 def test_from_scratch_is_the_seeds_own_head_and_warm_is_not(made):
-    fresh = draft.build(made["target"], made["vocab"], (1, 3, 4), seed=SETTINGS.seed)
+    fresh = fresh_head(made, seed=SETTINGS.seed)
     begun = [
         start.head(changed(start=how), made["target"], made["vocab"], (1, 3, 4)) for how in ("scratch", "warm")
     ]
