@@ -5,7 +5,6 @@ from __future__ import annotations
 from labkit.pipeline.data import answers, copies, prompts
 from labkit.pipeline.expectation import PROMPT_TOKENS, Estimate, describe, estimate, refuse_choices, work_of
 from labkit.pipeline.extraction import (
-    ShardsMissing,
     UnusableStates,
     await_other_shards,
     checked,
@@ -31,7 +30,6 @@ from labkit.pipeline.training import (
 __all__ = [
     "PROMPT_TOKENS",
     "Estimate",
-    "ShardsMissing",
     "UnusableStates",
     "answers",
     "await_other_shards",

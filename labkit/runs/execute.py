@@ -35,6 +35,12 @@ class StageFailed(LabError):
     """A cell of a notebook raised; the partial notebook is kept."""
 
 
+class PartDone(LabError):
+    """A notebook did the part of its work that it was asked for, and the rest is other workers'."""
+
+    exit_code = 0
+
+
 def find_notebook(name: str) -> str:
     """The notebook that a number ("02"), a name or a path stands for."""
     stem = Path(name).stem
@@ -87,7 +93,8 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     """Run one notebook headless into outputs/<run_id>/<notebook>/; returns the executed copy.
 
     Unknown or ill-typed parameters raise BadParameter before anything starts. A failing cell raises
-    StageFailed; the partial notebook and the server logs stay in the stage's folder.
+    StageFailed; the partial notebook and the server logs stay in the stage's folder. PartDone where the notebook
+    ended after its shard.
     """
     chosen = NOTEBOOKS[find_notebook(notebook)].of(parameters)
     output = chosen.folder / f"{chosen.notebook}.ipynb"
@@ -169,9 +176,11 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
     partial.replace(output)
 
 
-def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed:
+def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed | PartDone:
     """The error for a failed cell; what the lab's own error in it advised comes first."""
     what, _, advice = str(error.evalue).partition("\n  what to do: ")
+    if error.ename == "ShardDone":  # of labkit.extract; from the kernel only the name comes
+        return PartDone(f"{chosen.notebook}: {what}", advice)
     if error.ename in ("MemoryError", "ArrowMemoryError", "OutOfMemoryError"):
         what, advice = what or "no memory left", "end other programs, or take fewer prompts or shorter ones"
     kept = f"the partial notebook is {output}, server logs lie beside it"
