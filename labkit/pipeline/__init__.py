@@ -17,7 +17,6 @@ from labkit.pipeline.servers import extract_server, extracting, layers, plain_se
 from labkit.pipeline.training import (
     calibrate,
     counts,
-    coverage,
     elsewhere,
     elsewhere_told,
     head,
@@ -39,7 +38,6 @@ __all__ = [
     "copies",
     "costs",
     "counts",
-    "coverage",
     "describe",
     "elsewhere",
     "elsewhere_told",

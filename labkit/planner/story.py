@@ -62,8 +62,8 @@ def advice(settings: Any, found: Plan, measured: pd.DataFrame) -> str:
         return sentence(settings, found)
     return (
         f"Whether a head of its own pays for {served}, which was measured here, is not planned yet: `labkit plan "
-        "--train --target CONFIG.json --hardware NAME` says what one takes, with its own config.json and a machine "
-        "of data/hardware_training.json, and so do `plan_for` and `plan_hardware` here. "
+        "--train --target CONFIG.json --hardware NAME` says what one takes, with its own config.json and a "
+        "machine of data/hardware_training.json, and so do `plan_for` and `plan_hardware` here. "
         f"What such a plan looks like: [{writing.FILE}](../{writing.FILE}), for {found.target.name} on "
         f"{found.machine.what}, an example and no advice on {served}."
     )
