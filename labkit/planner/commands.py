@@ -96,6 +96,8 @@ def amounts(plan: Plan) -> dict[str, Any]:
     given |= {"draft_vocab_size": work.draft_vocab_size, "ttt_steps": work.ttt_steps}
     given |= {"batch_tokens": work.batch_tokens, "concurrency": served.streams if served else work.streams}
     given |= {"tensor_parallel_size": served.tensor_parallel_size if served else 1}
+    given |= {"hidden_states": "fp8"} if work.item_bytes == 1 else {}
+    given |= {} if work.stored else {"states_from": "on-the-fly"}
     given |= {"plan_for": plan.target.name, "plan_hardware": plan.machine.name}
     given |= {"plan_conversations": work.conversations, "plan_tokens": work.length}
     return given | ({"plan_disk_gb": plan.free_gb} if plan.free_gb is not None else {})

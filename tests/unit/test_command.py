@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from labkit import command, settings
+from labkit import command, runs, settings
 from labkit.errors import LabError
 from labkit.extract import ShardDone
-from labkit.runs.execute import PartDone
 from labkit.train import Stopped
 
 LAB = Path(command.__file__).parent
@@ -32,7 +31,8 @@ def ending(error, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(LabError, 1), (settings.BadParameter, 1), (Stopped, 75), (ShardDone, 0), (PartDone, 0)]
+    ("error", "code"),
+    [(LabError, 1), (settings.BadParameter, 1), (Stopped, 75), (ShardDone, 0), (runs.PartDone, 0)],
 )
 def test_what_the_lab_explains_is_said_with_its_code(error, code, monkeypatch, capsys):
     found, out, err = ending(error("it was 5", "make it 4"), monkeypatch, capsys)

@@ -297,6 +297,15 @@ def test_run_without_a_case_spells_its_parameters_out():
     assert given["plan_hardware"] == "nvidia-h200"
 
 
+@pytest.mark.parametrize(("item_bytes", "form"), [(1, "fp8"), (2, "bf16")])
+@pytest.mark.parametrize(("stored", "place"), [(True, "files"), (False, "on-the-fly")])
+def test_the_run_keeps_its_states_as_the_plan_says(item_bytes, form, stored, place):
+    found = planner.plan("smollm2", "nvidia-h200", planner.Work(item_bytes=item_bytes, stored=stored))
+    given = dict(word.split("=", 1) for word in commands.lab(found, "own") if "=" in word)
+    chosen = Eagle3Pipeline.of(given)
+    assert (chosen.hidden_states, chosen.states_from) == (form, place)
+
+
 # --- refusals here
 
 
