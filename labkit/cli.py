@@ -74,11 +74,7 @@ def run(
         text, well = dry.report(notebook, given)
         typer.echo(text)
         raise typer.Exit(0 if well else 1)
-    try:
-        execute(notebook, given, force=force)
-    except KeyboardInterrupt:  # here: typer makes another error of it
-        typer.echo("labkit: interrupted; finished steps are kept: the same command goes on from there", err=True)
-        raise typer.Exit(130) from None
+    execute(notebook, given, force=force)
 
 
 def execute(notebook: str, given: dict[str, str], *, force: bool) -> None:

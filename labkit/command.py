@@ -10,6 +10,7 @@ import typer
 from labkit.errors import LabError
 
 STARTED = time.monotonic()
+INTERRUPTED = 130  # with which typer ends on Ctrl-C
 
 
 def report(text: str) -> None:
@@ -29,6 +30,9 @@ def run(app: typer.Typer) -> None:
         remedy = "end other programs, or ask for less (fewer prompts, shorter ones); finished steps are kept"
         typer.echo(f"labkit: no memory left\n  what to do: {remedy}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("labkit: interrupted; finished steps are kept, the same command goes on from there", err=True)
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            typer.echo(
+                "labkit: interrupted; finished steps are kept: the same command goes on from there", err=True
+            )
+        raise

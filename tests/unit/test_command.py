@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from labkit import command, runs, settings
+from labkit import cli, command, runs, settings
 from labkit.errors import LabError
 from labkit.extract import ShardDone
 from labkit.train import Stopped
@@ -49,10 +49,20 @@ def test_no_memory_is_said_and_success_is_silent(monkeypatch, capsys):
     assert ending(None, monkeypatch, capsys) == (0, "", "")
 
 
-def test_an_interrupt_is_no_success_and_shows_no_stack(monkeypatch, capsys):
-    code, _, err = ending(KeyboardInterrupt(), monkeypatch, capsys)
-    assert code in (1, 130)
-    assert "Traceback" not in err
+def test_an_interrupt_says_what_is_kept(monkeypatch, capsys):
+    code, out, err = ending(KeyboardInterrupt(), monkeypatch, capsys)
+    assert (code, out) == (130, "")
+    assert err.strip() == "labkit: interrupted; finished steps are kept: the same command goes on from there"
+
+
+def test_a_word_that_is_no_option_is_said_by_the_parser(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["labkit", "run", "02", "--no-such"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert "--no-such" in said
+    assert "interrupted" not in said
 
 
 def test_every_command_ends_that_way():

@@ -107,16 +107,6 @@ def test_a_folder_without_files_or_with_strange_ones_is_refused(tmp_path, notebo
         parameter_files.read(tmp_path, notebook)
 
 
-def test_an_interrupted_run_says_what_is_kept(monkeypatch):
-    def interrupted(*words, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "execute", interrupted)
-    found = CliRunner().invoke(cli.app, ["run", "04"])
-    assert found.exit_code == 130
-    assert "the same command goes on" in found.output
-
-
 @pytest.mark.parametrize("words", ["--disk-gb nan", "--disk-gb -1", "--rent-after-days -1", "--batch-tokens 0"])
 def test_plan_refuses_amounts_that_are_none(words):
     found = CliRunner().invoke(cli.app, ["plan", "--train", *words.split()])
