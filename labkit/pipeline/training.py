@@ -70,7 +70,7 @@ def trial_training(settings: Eagle3Pipeline, target: Target, folder: Path) -> pd
         out_dir=folder,
         layers=layers(settings, target),
     )
-    return train.read_metrics(folder)
+    return train.read_metrics(folder / "metrics.parquet")
 
 
 def head(

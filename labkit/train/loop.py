@@ -23,7 +23,7 @@ from labkit import progress
 from labkit.settings import Eagle3Pipeline
 from labkit.train import checkpoint, health, simulation
 from labkit.train.batches import Batch, Sample, pack, pinned, reading, to_device
-from labkit.train.metrics import FILE, Metrics, opened
+from labkit.train.metrics import Metrics, opened
 from labkit.train.optimizer import CLIP_NORM, adamw, drop_broken, schedule
 from labkit.train.order import Ahead, plan, shares
 from labkit.train.stopping import Flag, Stopped, Stopping
@@ -118,7 +118,7 @@ class Loop:
             state = checkpoint.peek(found) or {}
             checkpoint.load(found, self.model, self.bare_optimizer)
             self.position = Position(**{name: state[name] for name in asdict(self.position)})
-        self.metrics = opened(self.path.parent / FILE, rows, events=self.main)
+        self.metrics = opened(self.path.parent / "metrics.parquet", rows, events=self.main)
 
     @property
     def main(self) -> bool:

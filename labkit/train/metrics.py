@@ -15,7 +15,6 @@ import torch
 from labkit import files
 from labkit.errors import LabError
 
-FILE = "metrics.parquet"
 WHOLE_NUMBERS = ("step", "epoch", "tokens", "trained_tokens", "skipped")
 
 
@@ -23,12 +22,12 @@ class MetricsLost(LabError):
     """The rows of a training are gone or unreadable, and only training again would make others."""
 
 
-def read_metrics(folder: Path) -> pd.DataFrame:
-    """What the training in `folder` measured, a row a step (`Metrics.frame`); raises MetricsLost."""
+def read_metrics(path: Path) -> pd.DataFrame:
+    """What a training measured, a row a step (`Metrics.frame`), from its metrics.parquet; raises MetricsLost."""
     try:
-        return files.read_parquet(folder / FILE)
+        return files.read_parquet(path)
     except files.BrokenFile as error:
-        remedy = f"bring a copy back, or train anew: delete {folder / 'head'} and run again"
+        remedy = f"bring a copy back, or train anew: delete {path.parent / 'head'} and run again"
         raise MetricsLost(error.what, remedy) from error
 
 
