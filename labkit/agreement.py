@@ -102,8 +102,7 @@ def next_logprobs(server: Server, context: list[int]) -> dict[int, float]:
     body |= {"return_tokens_as_token_ids": True}
     url = f"{server.base_url}/completions"
     try:
-        with httpx.Client(**urls.options(url), timeout=300, event_hooks=bounds.HOOKS) as client:
-            reply = bounds.object_of(client.post(url, json=body).raise_for_status())
+        reply = urls.post(url, body, timeout=300)
         (top,) = reply["choices"][0]["logprobs"]["top_logprobs"]
         return {int(token.removeprefix("token_id:")): float(value) for token, value in top.items()}
     except httpx.HTTPError as error:

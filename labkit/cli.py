@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from labkit import settings
-from labkit.errors import LabError
+from labkit import command, settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Parameters = Annotated[
@@ -76,15 +74,7 @@ def run(
         text, well = dry.report(notebook, given)
         typer.echo(text)
         raise typer.Exit(0 if well else 1)
-    try:
-        execute(notebook, given, force=force)
-    except MemoryError:
-        remedy = "end other programs, or ask for less (fewer prompts, shorter ones); finished steps are kept"
-        typer.echo(f"labkit: no memory left\n  what to do: {remedy}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("labkit: interrupted; finished steps are kept: the same command goes on from there", err=True)
-        raise typer.Exit(130) from None
+    execute(notebook, given, force=force)
 
 
 def execute(notebook: str, given: dict[str, str], *, force: bool) -> None:
@@ -202,6 +192,8 @@ def extract(
     if len(problems):
         typer.echo(problems.to_string(index=False))
         raise typer.Exit(1)
+    if shard:
+        typer.echo(states.shard_done(dataset, out, shard) or f"{out} has every shard")
 
 
 @app.command()
@@ -365,15 +357,8 @@ def plan_training(
 
 
 def main() -> None:
-    """Entry point: an error that the lab explains ends with its text and exit code 1, no stack trace."""
-    try:
-        app(standalone_mode=True)
-    except LabError as error:
-        typer.echo(f"labkit: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        typer.echo("labkit: interrupted; finished steps are kept, the same command goes on from there", err=True)
-        sys.exit(130)
+    """Entry point."""
+    command.run(app)
 
 
 if __name__ == "__main__":

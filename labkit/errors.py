@@ -11,8 +11,11 @@ from typing import Any
 class LabError(Exception):
     """A failure with a remedy. Each module derives one class a kind of failure.
 
-    `what` states the failure with the value seen and where; `remedy` says what to do about it.
+    `what` states the failure with the value seen and where; `remedy` says what to do about it. A command that
+    ends with it has `exit_code`, and with 0 did what it was asked.
     """
+
+    exit_code = 1
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(what, remedy)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from labkit import acceptance, bench, ngram
 from labkit.acceptance import Acceptance
 from labkit.bench.steptimes import COLUMNS as STEP_COLUMNS
+from labkit.engine import launch
 
 CLOSE = 0.10  # a prediction is right within this share of the measurement, or inside its interval
 COLUMNS = ["category", "tokens_per_step", "step_cost", "predicted", "predicted_low", "predicted_high", "measured"]
 COLUMNS += ["measured_low", "measured_high", "step_overhead", "right", "explained", "explained_right"]
+FEW_CORES = 4  # on so many the API server and the client cost the engine a noticeable part of each step
 ENDS = ("high_ms", "step_ms", "low_ms")  # of step times: the longest ones give the lowest speedup
 
 
@@ -162,6 +167,36 @@ def own_steps(rows: pd.DataFrame) -> pd.DataFrame:
         return bench.speculating_step_times(rows)
     except acceptance.NoCounters:
         return pd.DataFrame(columns=STEP_COLUMNS)
+
+
+def care(settings: Any, times: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """How sure step times are where an engine that was started here shares few CPU cores; empty elsewhere.
+
+    `rows`: of the benchmark, the baseline's among them. Its time per token at one stream is what t(1) should be:
+    both are one request's steps seen by a client. How far they lie apart says how much step times move.
+    """
+    cores = len(os.sched_getaffinity(0))
+    if settings.server or not launch.on_cpu() or cores > FEW_CORES or times.empty:
+        return ""
+    text = (
+        f"**On {cores} CPU cores** the engine takes turns with its API server and with this client: step times "
+        "are longer than the engine's own, a single stream's most of all, and other programs move them."
+    )
+    step, token = at(times[times["streams"] == 1], 1), single_stream_ms(rows)
+    if np.isnan(token) or np.isnan(step):
+        return text
+    return (
+        f"{text} Here t(1) is {step:.1f} ms, and the benchmark's requests to the same server took {token:.1f} ms "
+        "a token, which should be the same: no prediction from step times is surer than these "
+        f"{abs(step / token - 1):.0%}."
+    )
+
+
+def single_stream_ms(rows: pd.DataFrame) -> float:
+    """The baseline's time per token at one greedy stream, ms, median over requests; NaN where not measured."""
+    own = rows[(rows["variant"] == "baseline") & (rows["concurrency"] == 1)]
+    own = own[own["temperature"] == 0] if "temperature" in own else own
+    return float(own["tpot_ms"].median())
 
 
 def scheduling_sentence(times: pd.DataFrame, sync: pd.DataFrame) -> str:

@@ -23,7 +23,8 @@ from labkit.bench.prompts import Prompt, as_prompts
 from labkit.bench.rows import Row
 from labkit.bench.run import digest_of, ended, in_background, small_collections
 from labkit.engine import Server
-from labkit.engine.urls import headers, local
+from labkit.engine.bounds import ASYNC_HOOKS
+from labkit.engine.urls import options
 from labkit.errors import LabError
 from labkit.progress import progress
 
@@ -140,7 +141,7 @@ def connection(plan: Plan) -> contextlib.AbstractAsyncContextManager[httpx.Async
     """A client for one server with as many connections as its plan needs."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=plan.concurrency + 2)
     timeout = httpx.Timeout(plan.timeout_s, connect=CONNECT_S)
-    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not local(plan.base_url), headers=headers())
+    return httpx.AsyncClient(limits=limits, timeout=timeout, **options(plan.base_url), event_hooks=ASYNC_HOOKS)
 
 
 def blocks(work: Workload, level: int, seed: int) -> Iterator[list[Job]]:

@@ -26,6 +26,10 @@ class NoTexts(LabError):
     """Prompts about texts are asked for, and no texts are given."""
 
 
+class NoAnswers(LabError):
+    """A folder is none that `answer` wrote, or no conversation of it was answered to its end."""
+
+
 @app.command()
 def prompts(
     out: Annotated[Path, typer.Argument(help="a .jsonl file")],
@@ -100,16 +104,36 @@ def gather(
     seed: int = 0,
 ) -> None:
     """Put the answers where notebook 04 looks for them, and beside them the prompts that have all of theirs."""
-    served, sampling = targets.resolve(target), Sampling(max_tokens, temperature, 1.0, seed)
-    found = []
+    sampling = Sampling(max_tokens, temperature, 1.0, seed)
+    frame = finished(parts, target, sampling).drop_duplicates("prompt_id")
     with files.atomic(run / "data" / ANSWERS) as scratch, scratch.open("wb") as whole:
         for part in parts:
             whole.write((part / ANSWERS).read_bytes() + b"\n")
-            chosen, store = sources.read(part / PROMPTS), Store(part / ANSWERS)
-            found.append(offline.finished(chosen, store, served, sampling))
-    frame = pd.concat(found, ignore_index=True).drop_duplicates("prompt_id")
     offline.write_prompts(run / PROMPTS, frame)
     report(f"{len(frame)} prompts answered whole; notebook 04: prompts={run / PROMPTS}")
+
+
+def finished(parts: list[Path], target: str, sampling: Sampling) -> pd.DataFrame:
+    """The prompts of `answer`'s folders that have all their answers; raises NoAnswers where there are none."""
+    for part in parts:
+        missing = [name for name in (PROMPTS, ANSWERS) if not (part / name).is_file()]
+        if missing:
+            raise NoAnswers(
+                f"{part} has no {' and no '.join(missing)}",
+                "give the folders that `python -m labkit.conversations answer --out` wrote; leave out, or run "
+                "again, a part that was stopped before its first answer",
+            )
+    served = targets.resolve(target)
+    stores = [(sources.read(part / PROMPTS), Store(part / ANSWERS)) for part in parts]
+    whole = [offline.finished(chosen, store, served, sampling) for chosen, store in stores]
+    found = pd.concat(whole, ignore_index=True)
+    if found.empty:
+        raise NoAnswers(
+            f"of {sum(len(chosen) for chosen, _ in stores)} prompts none is answered to its end by {target} at "
+            f"{sampling.options}; {sum(len(store.rows) for _, store in stores)} answers are stored",
+            "give --target, --max-tokens, --temperature and --seed as `answer` had them; or run it for longer",
+        )
+    return found
 
 
 @app.command()
@@ -122,14 +146,13 @@ def dataset(
     seed: int = 0,
 ) -> None:
     """A data set of one part's whole answers, all of it held out: something to measure heads on."""
-    served, sampling = targets.resolve(target), Sampling(max_tokens, temperature, 1.0, seed)
-    chosen = offline.finished(sources.read(part / PROMPTS), Store(part / ANSWERS), served, sampling)
+    chosen = finished([part], target, Sampling(max_tokens, temperature, 1.0, seed))
     rows = collect(
         chosen.assign(split="held_out"),
         None,
         part,
         max_length=max_model_len - 1,
-        model_key=served.revision,
+        model_key=targets.resolve(target).revision,
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,

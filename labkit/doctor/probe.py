@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from labkit import acceptance, conversations, draft, engine, extract, settings, targets, train, vocab
+from labkit.engine import bounds, urls
 from labkit.errors import LabError
 
 SAMPLES, HELD_OUT, MAX_TOKENS, DRAFT_VOCAB, MAX_LENGTH = 8, 2, 48, 1024, 256
@@ -24,6 +25,10 @@ class ProbeFailed(LabError):
     def __init__(self, seam: str, what: str, remedy: str) -> None:
         super().__init__(what, remedy)
         self.seam = seam
+
+
+class NoCompletion(LabError):
+    """A server that started does not complete a prompt."""
 
 
 @dataclass(frozen=True)
@@ -132,19 +137,25 @@ class Probe:
         """The head served by vLLM: one completion, and counters that say it drafted."""
         with self.serve("eagle3", head=self.head_dir, num_speculative_tokens=3) as server:
             before = acceptance.snapshot(server.metrics_url)
-            body = {
-                "model": server.model,
-                "prompt": "The capital of France is",
-                "max_tokens": 24,
-                "temperature": 0,
-            }
-            reply = httpx.post(f"{server.base_url}/completions", json=body, timeout=120)
-            reply.raise_for_status()
+            text = completion(server)
             found = acceptance.between(before, acceptance.snapshot(server.metrics_url))
         if not found.drafts:
             raise LabError("the engine drafted nothing", "see the eagle3 server's log")
-        text = " ".join(reply.json()["choices"][0]["text"].split())[:40]
         return f"{text!r}, {found.drafts} drafts, acceptance length {found.mean_length:.2f}"
+
+
+def completion(server: engine.Server) -> str:
+    """The beginning of what a server says to a prompt; raises NoCompletion, NoAnswer, and EngineDied."""
+    body = {"model": server.model, "prompt": "The capital of France is", "max_tokens": 24, "temperature": 0}
+    url = f"{server.base_url}/completions"
+    try:
+        reply = urls.post(url, body, timeout=120)
+        return " ".join(reply["choices"][0]["text"].split())[:40]
+    except httpx.HTTPError as error:
+        server.check()
+        raise NoCompletion(f"{url} did not answer: {error}", "see the server's log") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise bounds.no_answer(url, reply) from error
 
 
 def seams(probe: Probe) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -70,6 +70,12 @@ def get(url: str, timeout: float = 10) -> httpx.Response:
         return client.get(url)
 
 
+def post(url: str, body: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """The object that a server answers to one request, sent as `get` asks. Raises httpx.HTTPError, NoAnswer."""
+    with httpx.Client(timeout=timeout, **options(url), event_hooks=bounds.HOOKS) as client:
+        return bounds.object_of(client.post(url, json=body).raise_for_status())
+
+
 def options(url: str) -> dict[str, Any]:
     """What a client of this server is made with: the key, answers as they are, no proxy to this very machine."""
     return {"headers": headers() | bounds.PLAIN, "trust_env": not local(url)}

@@ -18,6 +18,8 @@ from labkit.extract.record import (
 )
 from labkit.extract.reference import NoReference, Reference
 from labkit.extract.served import NoStates
+from labkit.extract.shards import ShardDone
+from labkit.extract.shards import done as shard_done
 from labkit.extract.states import BACKENDS, BrokenStates, UnknownBackend, check_choices, run
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "OtherStates",
     "Reference",
     "ShardBusy",
+    "ShardDone",
     "UnfitServer",
     "UnknownBackend",
     "UnknownForm",
@@ -47,6 +50,7 @@ __all__ = [
     "rows_of_shard",
     "run",
     "save_states",
+    "shard_done",
     "states_path",
     "verify",
 ]

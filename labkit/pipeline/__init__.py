@@ -5,7 +5,6 @@ from __future__ import annotations
 from labkit.pipeline.data import answers, copies, prompts
 from labkit.pipeline.expectation import PROMPT_TOKENS, Estimate, describe, estimate, refuse_choices, work_of
 from labkit.pipeline.extraction import (
-    ShardsMissing,
     UnusableStates,
     await_other_shards,
     checked,
@@ -18,7 +17,6 @@ from labkit.pipeline.servers import extract_server, extracting, layers, plain_se
 from labkit.pipeline.training import (
     calibrate,
     counts,
-    coverage,
     elsewhere,
     elsewhere_told,
     head,
@@ -31,7 +29,6 @@ from labkit.pipeline.training import (
 __all__ = [
     "PROMPT_TOKENS",
     "Estimate",
-    "ShardsMissing",
     "UnusableStates",
     "answers",
     "await_other_shards",
@@ -41,7 +38,6 @@ __all__ = [
     "copies",
     "costs",
     "counts",
-    "coverage",
     "describe",
     "elsewhere",
     "elsewhere_told",

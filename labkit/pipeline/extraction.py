@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from labkit import conversations, extract
+from labkit import extract
 from labkit.errors import LabError
 from labkit.pipeline.servers import extract_server, layers, serving
 from labkit.settings import Eagle3Pipeline
@@ -15,10 +15,6 @@ from labkit.targets import Target
 
 class UnusableStates(LabError):
     """Extracted states do not belong to their tokens, so a head trained on them would be useless."""
-
-
-class ShardsMissing(LabError):
-    """This worker's part of the states is done; training needs the others' parts, too."""
 
 
 def states(settings: Eagle3Pipeline, target: Target) -> Path:
@@ -59,16 +55,11 @@ def checked(settings: Eagle3Pipeline, target: Target, out: Path) -> pd.DataFrame
 
 
 def await_other_shards(settings: Eagle3Pipeline, out: Path) -> None:
-    """Check this worker's part and raise ShardsMissing unless every other part is there, too."""
+    """Check this worker's part and raise extract.ShardDone unless every other part is there, too."""
     split = split_on_disk(settings)
     refuse(extract.verify(out, shard=settings.shard, split=split))
-    rows = extract.rows_of(conversations.load(settings.folder / "data"), "", split)
-    missing = sum(not extract.states_path(out, row).exists() for row in rows)
-    if missing:
-        raise ShardsMissing(
-            f"shard {settings.shard} is done and checked; {missing} of {len(rows)} rows are other workers'",
-            "run the other shards with the same run_id on a shared disk, then this notebook with shard empty",
-        )
+    if done := extract.shard_done(settings.folder / "data", out, settings.shard, split):
+        raise done
 
 
 def refuse(problems: pd.DataFrame) -> None:

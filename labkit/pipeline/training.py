@@ -70,7 +70,7 @@ def trial_training(settings: Eagle3Pipeline, target: Target, folder: Path) -> pd
         out_dir=folder,
         layers=layers(settings, target),
     )
-    return files.read_parquet(folder / "metrics.parquet")
+    return train.read_metrics(folder / "metrics.parquet")
 
 
 def head(
@@ -123,12 +123,21 @@ def counts(dataset: pd.DataFrame, target: Target, split: str) -> np.ndarray:
     return vocab.count(chosen.input_ids, chosen.loss_mask, target.geometry.vocab_size)
 
 
-def vocabulary(settings: Eagle3Pipeline, dataset: pd.DataFrame, target: Target) -> VocabMap:
-    """The draft vocabulary of the training answers, with all specials and the chat template's own tokens."""
-    tokenizer = target.tokenizer()
+def vocabulary(settings: Eagle3Pipeline, dataset: pd.DataFrame, target: Target) -> tuple[VocabMap, pd.DataFrame]:
+    """The draft vocabulary of the training answers, with all specials and the chat template's own tokens.
+
+    And what each size of it would cover: a row a size and split, draft_vocab_size split coverage filled.
+    """
+    tokenizer, size = target.tokenizer(), settings.draft_vocab_size
     required = vocab.required_ids(tokenizer)
-    trained = counts(dataset, target, "train")
-    return vocab.build(trained, settings.draft_vocab_size, required, tokens=len(tokenizer))
+    by_split = {split: counts(dataset, target, split) for split in ("train", "held_out")}
+    sizes = {*vocab.SIZES, size, target.geometry.vocab_size}
+    curves = [
+        vocab.coverage_curve(by_split["train"], required, sizes=sizes, measured=measured).assign(split=split)
+        for split, measured in by_split.items()
+    ]
+    mapping = vocab.build(by_split["train"], size, required, tokens=len(tokenizer))
+    return mapping, pd.concat(curves, ignore_index=True)
 
 
 def vocabulary_of(head: draft.Head, data: Sequence[Path], target: Target) -> VocabMap:
@@ -144,15 +153,3 @@ def vocabulary_of(head: draft.Head, data: Sequence[Path], target: Target) -> Voc
 def vocabulary_told(mapping: VocabMap, dataset: pd.DataFrame, target: Target) -> dict[str, Any]:
     """What to say of the vocabulary (vocab.summary), on the training answers."""
     return vocab.summary(mapping, counts(dataset, target, "train"))
-
-
-def coverage(dataset: pd.DataFrame, target: Target, chosen_size: int) -> pd.DataFrame:
-    """Share of answer tokens in a draft vocabulary of each size: draft_vocab_size split coverage filled."""
-    full, required = target.geometry.vocab_size, vocab.required_ids(target.tokenizer())
-    sizes = {*vocab.SIZES, chosen_size, full}
-    by_split = {split: counts(dataset, target, split) for split in ("train", "held_out")}
-    curves = [
-        vocab.coverage_curve(by_split["train"], required, sizes=sizes, measured=measured).assign(split=split)
-        for split, measured in by_split.items()
-    ]
-    return pd.concat(curves, ignore_index=True)

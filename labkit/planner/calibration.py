@@ -17,6 +17,7 @@ import pandas as pd
 
 from labkit import files
 from labkit.costmodel import Range
+from labkit.engine import bounds, urls
 from labkit.planner.rates import Rates, added, inverse, scaled, times
 
 ANSWER_TOKENS = 16_384  # generated at most
@@ -118,7 +119,8 @@ def prefill_rate(server: Any, rows: Sequence[Sequence[int]]) -> float:
             chosen.append([int(token) for token in ids])
             total += len(ids)
     body = {"model": server.model, "max_tokens": 1, "temperature": 0.0}
-    with httpx.Client(timeout=600, trust_env=False) as client, ThreadPoolExecutor(PREFILL_CONCURRENCY) as pool:
+    made_with = urls.options(server.base_url) | {"timeout": 600, "event_hooks": bounds.HOOKS}
+    with httpx.Client(**made_with) as client, ThreadPoolExecutor(PREFILL_CONCURRENCY) as pool:
 
         def ask(ids: list[int]) -> None:
             client.post(f"{server.base_url}/completions", json=body | {"prompt": ids}).raise_for_status()

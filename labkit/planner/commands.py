@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from labkit.planner.plan import Plan
 from labkit.planner.work import Work
 
 PORT = 8000
-MAPS = ("d2t", "t2d")
+OWN_CODE = {"trust-remote-code": True}  # lets code run that comes with a model: in lines for people to run alone
 # Flags of engines that a family of targets wants besides; from vLLM's own recipes.
-FAMILIES = {"kimi": {"trust-remote-code": True, "reasoning-parser": "kimi_k2", "tool-call-parser": "kimi_k2"}}
+FAMILIES = {"kimi": OWN_CODE | {"reasoning-parser": "kimi_k2", "tool-call-parser": "kimi_k2"}}
 HUB = {"kimi-k2.5": "moonshotai/Kimi-K2.5"}
 
 
@@ -76,14 +75,17 @@ def planned(plan: Plan, free_gb: float, rent_after_days: float) -> tuple[str, ..
 
 def lab(plan: Plan, run_id: str) -> tuple[str, ...]:
     """`labkit run 04` with this plan's amounts: a known case's parameter files, and what differs from them."""
-    case, given = case_of(plan), amounts(plan)
-    words = ["labkit", "run", "04", "--run-id", run_id]
-    if case:
-        folder = settings.root() / "data" / "params" / case
-        shipped = yaml.safe_load((folder / "04_eagle3_pipeline.yaml").read_text())
-        given = {name: value for name, value in given.items() if shipped.get(name) != value}
-        words += ["--params", f"data/params/{case}"]
+    case, known = case_of(plan), shipped(plan)
+    words = ["labkit", "run", "04", "--run-id", run_id, *(["--params", f"data/params/{case}"] if case else [])]
+    given = {name: value for name, value in amounts(plan).items() if known.get(name) != value}
     return (*words, *(word for name, value in given.items() for word in ("-p", f"{name}={value}")))
+
+
+def shipped(plan: Plan) -> dict[str, Any]:
+    """Notebook 04's parameters in the known case's files; empty where none are shipped."""
+    case = case_of(plan)
+    path = settings.root() / "data" / "params" / case / "04_eagle3_pipeline.yaml"
+    return yaml.safe_load(path.read_text()) if case else {}
 
 
 def amounts(plan: Plan) -> dict[str, Any]:
@@ -94,6 +96,8 @@ def amounts(plan: Plan) -> dict[str, Any]:
     given |= {"draft_vocab_size": work.draft_vocab_size, "ttt_steps": work.ttt_steps}
     given |= {"batch_tokens": work.batch_tokens, "concurrency": served.streams if served else work.streams}
     given |= {"tensor_parallel_size": served.tensor_parallel_size if served else 1}
+    given |= {"hidden_states": "fp8"} if work.item_bytes == 1 else {}
+    given |= {} if work.stored else {"states_from": "on-the-fly"}
     given |= {"plan_for": plan.target.name, "plan_hardware": plan.machine.name}
     given |= {"plan_conversations": work.conversations, "plan_tokens": work.length}
     return given | ({"plan_disk_gb": plan.free_gb} if plan.free_gb is not None else {})
@@ -124,7 +128,7 @@ def serve(plan: Plan, variant: str, **options: Any) -> tuple[str, ...]:
     work, served = plan.work, plan.served
     own = {"max_model_len": context(work), "max_num_seqs": served.streams if served else work.streams}
     own |= {"tensor_parallel_size": served.tensor_parallel_size if served else plan.machine.gpus}
-    chosen = variants.options_of(variant, own | {"flags": family_flags(plan)} | options)
+    chosen = variants.options_of(variant, own | {"flags": family_flags(plan.target.name)} | options)
     flags = {"host": "127.0.0.1", "port": chosen["port"] or PORT, "served-model-name": plan.target.name}
     flags |= variants.flags_of(variant, chosen, on_cpu=False)
     if served and served.replicas > 1:
@@ -132,9 +136,15 @@ def serve(plan: Plan, variant: str, **options: Any) -> tuple[str, ...]:
     return ("vllm", "serve", model_of(plan), *variants.arguments(flags))
 
 
-def family_flags(plan: Plan) -> dict[str, Any]:
-    """What the target's family wants besides."""
-    return next((dict(f) for name, f in FAMILIES.items() if plan.target.name.startswith(name)), {})
+def family_flags(target: str) -> dict[str, Any]:
+    """What the family of a target (its name, directory or hub id) wants besides."""
+    name = Path(target).name.lower()
+    return next((dict(flags) for family, flags in FAMILIES.items() if name.startswith(family)), {})
+
+
+def brings_code(target: str) -> bool:
+    """Whether the target's tokenizer or model is code of its own, which engines run only when told to."""
+    return OWN_CODE.items() <= family_flags(target).items()
 
 
 def places(plan: Plan, folder: str) -> dict[str, Any]:
@@ -152,26 +162,15 @@ def launch(plan: Plan, job: str) -> tuple[str, ...]:
 
 
 def speculators(plan: Plan, folder: str) -> tuple[str, ...]:
-    """speculators' own trainer (0.9) on the lab's files, what its defaults would set otherwise written out."""
-    work = plan.work
-    flags: dict[str, Any] = {"speculator-type": "eagle3", "verifier-name-or-path": model_of(plan)}
-    flags |= {"data-path": f"{folder}/speculators", "hidden-states-path": f"{folder}/hidden_states"}
-    size = min(work.draft_vocab_size, plan.target.vocab_size)
-    flags |= {"draft-vocab-size": size} | {f"{m}-path": f"{folder}/speculators/{m}-{size}.npy" for m in MAPS}
-    flags |= {"target-layer-ids": list(default_layers(plan.target.num_hidden_layers)), "num-layers": 1}
-    flags |= {"no-norm-before-residual": True, "no-norm-before-fc": True, "norm-output": True}
-    flags |= {"full-attention-indices": 0, "ttt-steps": work.ttt_steps, "total-seq-len": work.batch_tokens}
-    flags |= {"optimizer": "adamw", "lr": "1e-4", "epochs": work.epochs, "on-missing": "raise"}
-    flags |= {"save-path": f"{folder}/speculators/checkpoints"}
-    words = ["torchrun", "--standalone", "--nproc_per_node", str(plan.machine.gpus), "-m", "speculators.train"]
-    return (*words, *arguments(flags))
+    """speculators' own trainer (0.9) on the lab's files, by the settings that the lab's training has."""
+    from labkit.train import peer
 
-
-def arguments(flags: dict[str, Any]) -> Iterator[str]:
-    """Flags as words; a list gives several after its flag, True a bare flag."""
-    for name, value in flags.items():
-        yield f"--{name}"
-        yield from map(str, value if isinstance(value, list) else [] if value is True else [value])
+    place, size = Path(folder), min(plan.work.draft_vocab_size, plan.target.vocab_size)
+    layers = default_layers(plan.target.num_hidden_layers)
+    chosen = settings.Eagle3Pipeline.of(shipped(plan) | amounts(plan))
+    flags = peer.options(chosen, model_of(plan), place / "speculators", place / "hidden_states", size, layers)
+    flags |= OWN_CODE if brings_code(plan.target.name) else {}
+    return tuple(peer.words(flags, plan.machine.gpus))
 
 
 def evaluation(run_id: str) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from labkit.planner import writing
 from labkit.planner.plan import Plan, plan, verdict
@@ -44,4 +47,23 @@ def sentence(settings: Any, found: Plan) -> str:
         f"A head of its own for {found.target.name} on {found.machine.what}: **{word}** ({why}). The plan, with "
         f"data, disk, hours, what to rent and the exact commands: [{writing.FILE}](../{writing.FILE}); in a "
         f"terminal `labkit plan --train --target {found.target.name} --hardware {found.machine.name}`."
+    )
+
+
+def advice(settings: Any, found: Plan, measured: pd.DataFrame) -> str:
+    """What to do next about a head for the model that was measured (a benchmark's rows).
+
+    The plan in a sentence where it is that model's or was asked for; else it stands as an example, which it is.
+    """
+    known = measured["model"].dropna()
+    served = Path(str(known.iloc[0]) if len(known) else settings.target).name
+    asked = settings.plan_for != type(settings).plan_for
+    if asked or served.lower() == found.target.name.lower():
+        return sentence(settings, found)
+    return (
+        f"Whether a head of its own pays for {served}, which was measured here, is not planned yet: `labkit plan "
+        "--train --target CONFIG.json --hardware NAME` says what one takes, with its own config.json and a "
+        "machine of data/hardware_training.json, and so do `plan_for` and `plan_hardware` here. "
+        f"What such a plan looks like: [{writing.FILE}](../{writing.FILE}), for {found.target.name} on "
+        f"{found.machine.what}, an example and no advice on {served}."
     )

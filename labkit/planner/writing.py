@@ -10,7 +10,7 @@ import pandas as pd
 from labkit import files
 from labkit.extract import default_layers
 from labkit.planner import memory
-from labkit.planner.commands import commands
+from labkit.planner.commands import brings_code, commands
 from labkit.planner.head import inner_width, state_bytes
 from labkit.planner.machines import rentable
 from labkit.planner.obstacles import size
@@ -258,6 +258,12 @@ def cautions(plan: Plan) -> list[str]:
         "- Look at the share of positions where the last state gives the real next token before training starts.",
         "- The head's `max_position_embeddings` and RoPE have to be the target's; `draft.preflight` looks.",
     ]
+    if brings_code(plan.target.name):
+        found.append(
+            "- `--trust-remote-code` lets code run that comes with the model, its tokenizer at least: read it "
+            "first. It stands in the commands for doing it by hand alone; the lab itself never runs such code and "
+            "wants a directory with a tokenizer.json."
+        )
     if plan.served and plan.served.replicas == 1:
         found.append(
             "- One server fills this machine: measure the plain one for notebook 05 before the head is served "

@@ -153,7 +153,22 @@ def server_lines(chosen: Settings, server: Serving) -> list[str]:
         " ".join(f"{name}={shlex.quote(value)}" for name, value in extra.items()) if here(chosen.target) else ""
     )
     lines = [f"server {server.variant}{note}{where}:", f"  {shlex.join(words)}"]
-    return [*lines, f"  environment: {shown}"] if shown else lines
+    lines += [f"  environment: {shown}"] if shown else []
+    return lines if here(chosen.target) else [*lines, *recipe(chosen.target)]
+
+
+def recipe(target: str) -> list[str]:
+    """What vLLM's own recipe for a target that is not here has besides, which the lab does not set by itself."""
+    from labkit.planner import commands
+
+    flags = commands.family_flags(target)
+    told = [f"  vLLM's recipe for it adds: {shlex.join(variants.arguments(flags))}"] if flags else []
+    if commands.brings_code(target):
+        told.append(
+            "  --trust-remote-code runs code that comes with the model: the lab never does unasked, so where the "
+            "model needs it this server is to be started by hand"
+        )
+    return told
 
 
 def argv(target: str, variant: str, options: dict[str, Any]) -> list[str]:

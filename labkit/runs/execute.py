@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import files, settings
 from labkit.errors import LabError
+from labkit.runs import products
 from labkit.runs.scrub import scrub
 from labkit.runs.stage import lock
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
@@ -32,6 +33,12 @@ class UnknownNotebook(LabError):
 
 class StageFailed(LabError):
     """A cell of a notebook raised; the partial notebook is kept."""
+
+
+class PartDone(LabError):
+    """A notebook did the part of its work that it was asked for, and the rest is other workers'."""
+
+    exit_code = 0
 
 
 def find_notebook(name: str) -> str:
@@ -65,9 +72,15 @@ def brought(chosen: Settings) -> list[list[Any]]:
 
 
 def finished(chosen: Settings) -> bool:
-    """Whether the stage's results are there and fit its settings and inputs."""
+    """Whether the stage's results are there, as it left them, and fit its settings and inputs."""
     path = chosen.folder / "run.json"
-    return path.exists() and executed(path).get("digest") == digest(chosen)
+    return path.exists() and executed(path).get("digest") == digest(chosen) and not lost(chosen)
+
+
+def lost(chosen: Settings) -> list[str]:
+    """What the last run of the stage left and is not there as it was; empty where it never came to its end."""
+    path = chosen.folder / "run.json"
+    return products.lost(chosen.folder, executed(path).get("products")) if path.exists() else []
 
 
 def executed(path: Path) -> dict[str, Any]:
@@ -80,13 +93,16 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     """Run one notebook headless into outputs/<run_id>/<notebook>/; returns the executed copy.
 
     Unknown or ill-typed parameters raise BadParameter before anything starts. A failing cell raises
-    StageFailed; the partial notebook and the server logs stay in the stage's folder.
+    StageFailed; the partial notebook and the server logs stay in the stage's folder. PartDone where the notebook
+    ended after its shard.
     """
     chosen = NOTEBOOKS[find_notebook(notebook)].of(parameters)
     output = chosen.folder / f"{chosen.notebook}.ipynb"
     if finished(chosen) and output.exists() and not force:
         say(f"{chosen.notebook}: up to date in {chosen.folder}")
         return output
+    if gone := lost(chosen):
+        say(f"{chosen.notebook}: gone or changed since it was finished: {', '.join(gone)}")
     say(f"{chosen.notebook} -> {chosen.folder}")
     started = time.monotonic()
     with alone(chosen.folder):
@@ -96,6 +112,7 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
             record_execution(chosen, parameters, time.monotonic() - started)
         finally:  # a failed run is sent to somebody, too
             scrub(chosen.folder, dataclasses.asdict(chosen))
+        mark_finished(chosen)
     say(f"{chosen.notebook}: done in {time.monotonic() - started:.0f} s")
     return output
 
@@ -159,9 +176,11 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
     partial.replace(output)
 
 
-def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed:
+def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> StageFailed | PartDone:
     """The error for a failed cell; what the lab's own error in it advised comes first."""
     what, _, advice = str(error.evalue).partition("\n  what to do: ")
+    if error.ename == "ShardDone":  # of labkit.extract; from the kernel only the name comes
+        return PartDone(f"{chosen.notebook}: {what}", advice)
     if error.ename in ("MemoryError", "ArrowMemoryError", "OutOfMemoryError"):
         what, advice = what or "no memory left", "end other programs, or take fewer prompts or shorter ones"
     kept = f"the partial notebook is {output}, server logs lie beside it"
@@ -193,14 +212,21 @@ def quiet_environment(*, force: bool) -> Iterator[None]:
 
 
 def record_execution(chosen: Settings, parameters: Mapping[str, Any], seconds: float) -> None:
-    """Add to run.json how the stage was run, and the digest that lets the next run skip it."""
+    """Add to run.json how the stage was run."""
     path = chosen.folder / "run.json"
     if not path.exists():
         raise StageFailed(f"{chosen.notebook} ended without writing {path}", "run it again with --force")
     words = [f"-p {name}={shlex.quote(str(value))}" for name, value in parameters.items() if name != "run_id"]
     command = " ".join(["labkit run", chosen.notebook[:2], "--run-id", shlex.quote(chosen.run_id), *words])
-    told = {"digest": digest(chosen), "command": command, "wall_seconds": round(seconds, 1)}
+    told = {"command": command, "wall_seconds": round(seconds, 1)}
     files.write_json(path, files.read_record(path) | {"executed": told})
+
+
+def mark_finished(chosen: Settings) -> None:
+    """Add to run.json what lets the next run skip the stage; last, since scrubbing changes sizes."""
+    path = chosen.folder / "run.json"
+    mark = {"digest": digest(chosen), "products": products.sizes(chosen.folder)}
+    files.write_json(path, files.read_record(path) | {"executed": executed(path) | mark})
 
 
 def parameters_for(notebook: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

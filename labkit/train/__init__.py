@@ -6,6 +6,7 @@ from labkit.train.batches import LeakedSplit, NoTrainingData, Sample, load_sampl
 from labkit.train.health import BadSamples, Diverged
 from labkit.train.job import BadJob, launch_command, write_job
 from labkit.train.loop import Watcher
+from labkit.train.metrics import MetricsLost, read_metrics
 from labkit.train.onthefly import NoTransformersTarget, OnTheFly
 from labkit.train.peer import UnorderedSplits, for_speculators, speculators_command
 from labkit.train.running import run
@@ -23,6 +24,7 @@ __all__ = [
     "Diverged",
     "Flag",
     "LeakedSplit",
+    "MetricsLost",
     "NoTrainingData",
     "NoTransformersTarget",
     "OnTheFly",
@@ -34,6 +36,7 @@ __all__ = [
     "launch_command",
     "load_samples",
     "loss_config",
+    "read_metrics",
     "refuse_start",
     "run",
     "simulate",

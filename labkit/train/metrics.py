@@ -13,8 +13,22 @@ import pandas as pd
 import torch
 
 from labkit import files
+from labkit.errors import LabError
 
 WHOLE_NUMBERS = ("step", "epoch", "tokens", "trained_tokens", "skipped")
+
+
+class MetricsLost(LabError):
+    """The rows of a training are gone or unreadable, and only training again would make others."""
+
+
+def read_metrics(path: Path) -> pd.DataFrame:
+    """What a training measured, a row a step (`Metrics.frame`), from its metrics.parquet; raises MetricsLost."""
+    try:
+        return files.read_parquet(path)
+    except files.BrokenFile as error:
+        remedy = f"bring a copy back, or train anew: delete {path.parent / 'head'} and run again"
+        raise MetricsLost(error.what, remedy) from error
 
 
 def tensorboard(folder: Path) -> Any:

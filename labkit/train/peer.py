@@ -63,37 +63,37 @@ def speculators_command(
     Writes the data in speculators' form into `out_dir`/speculators first, unless `write` is off. What it does not
     share: the warm start (it begins at random, or with `start`'s head), step packing, and the lab's checkpoints.
     """
-    data = out_dir / "speculators"
+    data, rows = out_dir / "speculators", conversations.load(dataset_dir)
     if write:
         for_speculators(dataset_dir, data, vocab)
-    flags = options(settings, target, dataset_dir, hidden_dir, vocab, data)
-    flags["target_layer_ids"] = extract.layers_of(layers or settings.aux_layers, target.geometry.num_hidden_layers)
-    words = ["torchrun", f"--nproc_per_node={processes}", "-m", "speculators.train"]
-    words = words if processes > 1 else ["speculators", "train"]
-    for name, value in flags.items():
-        words.append(f"--{name.replace('_', '-')}")
-        words += [str(item) for item in value] if isinstance(value, (list, tuple, range)) else [str(value)]
-    return shlex.join([*words, *switches()])
+    ids = extract.layers_of(layers or settings.aux_layers, target.geometry.num_hidden_layers)
+    flags = options(settings, target.path, data, hidden_dir.absolute(), vocab.draft_vocab_size, ids)
+    train = int((rows.split == "train").sum())
+    flags["train_data_ratio"] = (train + 0.5) / len(rows)  # it takes the whole part of the product
+    if "from_pretrained" not in flags:
+        flags["draft_arch"] = draft.config.layer_config(target).model_type
+    return shlex.join(words(flags, processes))
 
 
 def options(
-    settings: Eagle3Pipeline, target: Target, dataset_dir: Path, hidden_dir: Path, vocab: VocabMap, data: Path
+    settings: Eagle3Pipeline, verifier: Path | str, data: Path, hidden: Path, size: int, layers: Sequence[int]
 ) -> dict[str, Any]:
-    """Flags with a value, by speculators' own names."""
-    rows = conversations.load(dataset_dir)
-    train = int((rows.split == "train").sum())
+    """Flags by speculators' own names, as far as settings, places and the draft vocabulary's size say them.
+
+    What its defaults would set otherwise is written out, the norms too.
+    """
     flags: dict[str, Any] = {
-        "verifier_name_or_path": target.path,
+        "verifier_name_or_path": verifier,
         "speculator_type": "eagle3",
         "data_path": data,
-        "hidden_states_path": hidden_dir.absolute(),
+        "hidden_states_path": hidden,
         "on_missing": "raise",
-        "train_data_ratio": (train + 0.5) / len(rows),  # it takes the whole part of the product
         "total_seq_len": settings.batch_tokens,
         "hidden_states_dtype": "bfloat16" if settings.precision == "bf16" else "float32",
-        "d2t_path": data / f"d2t-{vocab.draft_vocab_size}.npy",
-        "t2d_path": data / f"t2d-{vocab.draft_vocab_size}.npy",
-        "draft_vocab_size": vocab.draft_vocab_size,
+        "d2t_path": data / f"d2t-{size}.npy",
+        "t2d_path": data / f"t2d-{size}.npy",
+        "draft_vocab_size": size,
+        "target_layer_ids": layers,
         "loss_fn": settings.loss,
         "ttt_steps": settings.ttt_steps,
         "ttt_step_loss_decay": settings.ttt_decay,
@@ -105,16 +105,23 @@ def options(
         "epochs": settings.epochs,
         "seed": settings.seed,
         "save_path": data / "checkpoints",
+        **draft.FLAGS,
     }
     if settings.start not in (start.WARM, start.SCRATCH):
         return flags | {"from_pretrained": Path(settings.start).absolute()}
-    arch = draft.config.layer_config(target).model_type
     count = settings.draft_layers
-    return flags | {"num_layers": count, "full_attention_indices": range(count), "draft_arch": arch}
+    return flags | {"num_layers": count, "full_attention_indices": range(count)}
 
 
-def switches() -> list[str]:
-    """The norm flags written out: speculators' defaults are others than the lab's."""
-    plain = {name: value for name, value in draft.FLAGS.items() if name != "fc_norm"}
-    fc_norm = ["--fc-norm"] if draft.FLAGS["fc_norm"] else []  # has no negative form
-    return fc_norm + [f"--{'' if value else 'no-'}{name.replace('_', '-')}" for name, value in plain.items()]
+def words(flags: dict[str, Any], processes: int) -> list[str]:
+    """The command on so many GPUs; a switch that is off stands in its negative form, which --fc-norm has not."""
+    found = ["torchrun", "--standalone", f"--nproc_per_node={processes}", "-m", "speculators.train"]
+    found = found if processes > 1 else ["speculators", "train"]
+    for name, value in flags.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found += [f"--{flag}"] if value else [f"--no-{flag}"] if name != "fc_norm" else []
+        else:
+            several = isinstance(value, (list, tuple, range))
+            found += [f"--{flag}", *(map(str, value) if several else [str(value)])]
+    return found

@@ -10,6 +10,7 @@ import torch
 from labkit import draft, extract, files
 from labkit.settings import Eagle3Pipeline
 from labkit.targets import Target
+from labkit.targets.sources import whole
 from labkit.train import checkpoint, loop, optimizer, start
 from labkit.train.batches import load_samples
 from labkit.train.loop import Loop, Watcher
@@ -151,6 +152,7 @@ def describe(
 
 
 def is_done(head_dir: Path, record: dict[str, Any]) -> bool:
-    """Whether the head there came of the same settings and inputs."""
+    """Whether the head there is whole and came of the same settings and inputs."""
     path = head_dir / "training.json"
-    return path.exists() and files.read_json(path).get("digest") == record["digest"]
+    same = path.exists() and files.read_json(path).get("digest") == record["digest"]
+    return same and whole(head_dir / "model.safetensors")

@@ -15,6 +15,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Stopped(LabError):
     """A training was told to stop and has saved where it is."""
 
+    exit_code = 75  # sysexits' EX_TEMPFAIL: run it again
+
 
 class Flag(Protocol):
     """Anything that can be asked whether it is set: threading.Event, or what a button sets."""

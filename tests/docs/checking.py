@@ -182,12 +182,10 @@ def torchrun(words: list[str], world: World) -> None:
 
 def launched(script: str, words: list[str], *, module: bool) -> None:
     """`-m labkit.train FILE`: the trainer's own parser reads it."""
-    from labkit.train.__main__ import main
+    from labkit.train.__main__ import app
 
     if not module or script != "labkit.train":
         raise Unchecked(f"{script} is not the lab's trainer")
-    app = typer.Typer()
-    app.command()(main)
     parse(app, "train", words)
 
 

@@ -31,7 +31,7 @@ def made(target, tmp_path_factory):
         chosen = conversations.split(pipeline.prompts(CHOSEN, target), CHOSEN.num_prompts, CHOSEN.held_out, 0)
         data = pipeline.answers(CHOSEN, target, chosen)
         pipeline.checked(CHOSEN, target, pipeline.states(CHOSEN, target))
-        mapping = pipeline.vocabulary(CHOSEN, data, target)
+        mapping, _ = pipeline.vocabulary(CHOSEN, data, target)
         head = pipeline.head(CHOSEN, target, mapping)
         yield {"folder": CHOSEN.folder, "vocab": mapping, "head": head, "prompts": data[data.split == "held_out"]}
 

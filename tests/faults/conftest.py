@@ -40,7 +40,7 @@ def nothing_left_running() -> Iterator[None]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Each passed test outside of the fuzzers and the checks of security is a fault that was survived."""
     name = Path(report.nodeid.partition("::")[0]).name
-    if report.when == "call" and report.passed and name not in ("test_fuzz.py", "test_security.py"):
+    if report.when == "call" and report.passed and not name.startswith(("test_fuzz_", "test_security.")):
         figures.DONE["faults"] += "tests/faults/" in report.nodeid
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import socket
@@ -147,6 +148,24 @@ def test_a_servers_command_never_trusts_a_models_code(tmp_path: Path) -> None:
 
 
 # Keys
+
+
+def test_every_client_has_the_key_a_bound_on_answers_and_a_time_limit() -> None:
+    """Made by urls.options and with a hook; bare httpx.get only where a server of our own is waited for."""
+    clients = 0
+    for path in (ROOT / "labkit").rglob("*.py"):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            if name in ("httpx.get", "httpx.post", "httpx.request", "httpx.stream"):
+                assert path.name == "server.py", f"{path}: use engine.urls.get or post"
+            if name in ("httpx.Client", "httpx.AsyncClient"):
+                clients += 1
+                around = path.read_text()
+                assert "options(" in around, path
+                assert None in {word.arg for word in call.keywords}, f"{path}: **urls.options(url) is missing"
+                assert "timeout" in around, path
+                assert "HOOKS" in around, path
+    assert clients >= 8
 
 
 @pytest.mark.parametrize(

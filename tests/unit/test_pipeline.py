@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from labkit import bench, conversations, extract, pipeline, targets, train
+from labkit import bench, conversations, extract, pipeline, targets, train, vocab
 from labkit.errors import LabError
 from labkit.runs import dry
 from labkit.settings import BadParameter, Eagle3Pipeline
@@ -81,8 +81,14 @@ def test_smaller_forms_need_less_disk():
     assert 0.5 < small / plain < 0.52
 
 
-def test_coverage_counts_answer_tokens_only():
-    table = pipeline.coverage(dataset(), targets.resolve("smollm2"), 1024).set_index(["draft_vocab_size", "split"])
+def test_coverage_counts_answer_tokens_only_and_renders_the_template_once(monkeypatch):
+    asked, real = [], vocab.required_ids
+    monkeypatch.setattr(vocab, "required_ids", lambda tokenizer: asked.append(1) or real(tokenizer))
+    chosen, target = Eagle3Pipeline(draft_vocab_size=1000), targets.resolve("smollm2")
+    mapping, table = pipeline.vocabulary(chosen, dataset(), target)
+    assert len(asked) == 1
+    table = table.set_index(["draft_vocab_size", "split"])
+    assert table.loc[(1000, "train"), "coverage"] == mapping.coverage(pipeline.counts(dataset(), target, "train"))
     assert table.loc[(1024, "train"), "coverage"] == 1.0
     assert table.loc[(49152, "held_out"), "coverage"] == 1.0
     found = pipeline.counts(dataset(), targets.resolve("smollm2"), "train")
@@ -91,7 +97,7 @@ def test_coverage_counts_answer_tokens_only():
 
 def test_special_tokens_can_always_be_drafted():
     target = targets.resolve("smollm2")
-    mapping = pipeline.vocabulary(Eagle3Pipeline(draft_vocab_size=64), dataset(), target)
+    mapping, _ = pipeline.vocabulary(Eagle3Pipeline(draft_vocab_size=64), dataset(), target)
     assert mapping.t2d[target.tokenizer().all_special_ids].all()
     assert mapping.t2d[[2, 3, 4]].all()
 

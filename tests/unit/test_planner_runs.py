@@ -107,16 +107,6 @@ def test_a_folder_without_files_or_with_strange_ones_is_refused(tmp_path, notebo
         parameter_files.read(tmp_path, notebook)
 
 
-def test_an_interrupted_run_says_what_is_kept(monkeypatch):
-    def interrupted(*words, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "execute", interrupted)
-    found = CliRunner().invoke(cli.app, ["run", "04"])
-    assert found.exit_code == 130
-    assert "the same command goes on" in found.output
-
-
 @pytest.mark.parametrize("words", ["--disk-gb nan", "--disk-gb -1", "--rent-after-days -1", "--batch-tokens 0"])
 def test_plan_refuses_amounts_that_are_none(words):
     found = CliRunner().invoke(cli.app, ["plan", "--train", *words.split()])
@@ -142,6 +132,12 @@ def test_dry_run_of_the_case_says_plan_commands_and_refusal_and_starts_nothing(m
         assert part in done.output
     assert "REFUSED: target 'moonshotai/Kimi-K2.5' is not on this machine" in done.output
     assert "--enforce-eager" not in done.output, "those are a GPU machine's commands"
+    lines = done.output.splitlines()
+    started = [line for line in lines if launch.MODULE in line]
+    assert started
+    assert not [line for line in started if "trust" in line], "the lab's own server trusts nobody"
+    assert len([line for line in lines if "adds: --trust-remote-code" in line]) == len(started)
+    assert len([line for line in lines if "the lab never does unasked" in line]) == len(started)
     assert not (tmp_path / "outputs").exists()
 
 
@@ -244,11 +240,60 @@ def test_every_command_of_the_file_is_one_that_exists():
             assert "extract_hidden_states" not in str(configs) or len(configs) == 2
 
 
+@pytest.mark.parametrize(
+    ("target", "hardware", "wanted"),
+    [
+        ("kimi-k2.5", "rtx-pro-6000-pcie-x8", True),
+        ("mini-kimi", "nvidia-h200", False),
+        ("smollm2", "nvidia-h200", False),
+    ],
+)
+def test_lines_that_load_a_target_with_code_of_its_own_say_so_and_no_others(target, hardware, wanted):
+    """All that load its configuration or tokenizer by hand; the lab's own lines never do."""
+    found = planner.plan(target, hardware)
+    for command in commands.commands(found):
+        loads = command.words[0] == "vllm" or "speculators.train" in command.words
+        assert ("--trust-remote-code" in command.words) == (wanted and loads), command
+    assert ("`--trust-remote-code` lets code run" in writing.markdown(found, rent_after_days=2)) == wanted
+    hub_id = commands.model_of(found)
+    assert bool(dry.recipe(hub_id)) == bool(dry.recipe(f"/models/{hub_id}")) == wanted
+
+
+def test_speculators_trains_by_the_settings_of_the_labs_own_line():
+    """Read back by speculators: what the parameter files and the plan say, not what it would set by itself."""
+    from speculators.train.config import TrainConfig
+
+    for target, hardware, work in [
+        ("kimi-k2.5", "rtx-pro-6000-pcie-x8", planner.Work(epochs=2)),
+        ("smollm2", "nvidia-h200", planner.Work(ttt_steps=5, batch_tokens=4096, draft_vocab_size=8192)),
+    ]:
+        found = planner.plan(target, hardware, work)
+        given = dict(word.split("=", 1) for word in commands.lab(found, "r") if "=" in word)
+        known = commands.shipped(found) | given
+        words = list(commands.speculators(found, "folder"))
+        cut = words.index("speculators.train" if "speculators.train" in words else "train") + 1
+        read = TrainConfig.resolve(words[cut:]).flatten()
+        chosen = Eagle3Pipeline.of({name: value for name, value in known.items() if name != "run_id"})
+        assert (read["epochs"], read["ttt_steps"]) == (work.epochs, work.ttt_steps)
+        assert (read["total_seq_len"], read["draft_vocab_size"]) == (work.batch_tokens, work.draft_vocab_size)
+        assert (read["lr"], read["loss_fn"], read["seed"]) == (chosen.learning_rate, chosen.loss, chosen.seed)
+        assert read["trust_remote_code"] == (target == "kimi-k2.5")
+
+
 def test_run_without_a_case_spells_its_parameters_out():
     words = commands.lab(planner.plan("smollm2", "nvidia-h200"), "own")
     given = dict(word.split("=", 1) for word in words if "=" in word)
     assert Eagle3Pipeline.of(given).num_prompts == 100_000
     assert given["plan_hardware"] == "nvidia-h200"
+
+
+@pytest.mark.parametrize(("item_bytes", "form"), [(1, "fp8"), (2, "bf16")])
+@pytest.mark.parametrize(("stored", "place"), [(True, "files"), (False, "on-the-fly")])
+def test_the_run_keeps_its_states_as_the_plan_says(item_bytes, form, stored, place):
+    found = planner.plan("smollm2", "nvidia-h200", planner.Work(item_bytes=item_bytes, stored=stored))
+    given = dict(word.split("=", 1) for word in commands.lab(found, "own") if "=" in word)
+    chosen = Eagle3Pipeline.of(given)
+    assert (chosen.hidden_states, chosen.states_from) == (form, place)
 
 
 # --- refusals here

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -174,3 +175,54 @@ def test_dear_steps_and_wrong_acceptance_are_told_apart() -> None:
 def test_a_server_without_token_ids_has_no_prediction_and_no_nan_in_it() -> None:
     table = pd.DataFrame([dict.fromkeys(prediction.COLUMNS) | {"category": "a", "predicted": np.nan}])
     assert prediction.sentence(table).startswith("Nothing can be predicted")
+
+
+ROWS = pd.DataFrame(
+    {
+        "variant": ["baseline"] * 4 + ["ngram", "baseline"],
+        "concurrency": [1, 1, 1, 4, 1, 1],
+        "temperature": [0.0, 0.0, 0.0, 0.0, 0.0, 0.7],
+        "tpot_ms": [8.0, 7.5, 9.0, 99.0, 1.0, 70.0],
+    }
+)
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Settings of a run whose engine was started here, on two CPU cores."""
+    monkeypatch.setattr("labkit.prediction.launch.on_cpu", lambda: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
+    return SimpleNamespace(server="")
+
+
+def test_step_times_stand_beside_the_benchmarks_own_time_per_token(two_cores: SimpleNamespace) -> None:
+    """t(1) is 10 ms; one greedy stream's requests took 7.5, 8 and 9 ms a token: 10 / 8 is 25% more."""
+    told = prediction.care(two_cores, TIMES.assign(streams=1), ROWS)
+    assert "On 2 CPU cores" in told
+    assert "t(1) is 10.0 ms" in told
+    assert "took 8.0 ms a token" in told
+    assert told.endswith("surer than these 25%.")
+    more = pd.concat([TIMES.assign(streams=16, step_ms=1.0), TIMES.assign(streams=1)])
+    assert prediction.care(two_cores, more, ROWS) == told, "steps of other numbers of streams are not meant"
+    assert prediction.care(two_cores, TIMES.assign(streams=1), ROWS.drop(columns="temperature").head(4)) == told
+
+
+@pytest.mark.parametrize("rows", [ROWS[3:5], ROWS[:0], ROWS[:1].assign(tpot_ms=np.nan)])
+def test_without_a_single_stream_it_says_no_number(two_cores: SimpleNamespace, rows: pd.DataFrame) -> None:
+    told = prediction.care(two_cores, TIMES.assign(streams=1), rows)
+    assert "On 2 CPU cores" in told
+    assert "nan" not in told
+    assert "surer" not in told
+
+
+def test_it_is_silent_where_cores_are_many_or_not_the_engines(
+    two_cores: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = TIMES.assign(streams=1)
+    assert not prediction.care(two_cores, times[:0], ROWS)
+    assert not prediction.care(SimpleNamespace(server="http://gpu:8000"), times, ROWS)
+    monkeypatch.setattr("labkit.prediction.launch.on_cpu", lambda: False)
+    assert not prediction.care(two_cores, times, ROWS)
+    monkeypatch.setattr("labkit.prediction.launch.on_cpu", lambda: True)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(64)))
+    assert not prediction.care(two_cores, times, ROWS)

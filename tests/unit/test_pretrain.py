@@ -17,15 +17,7 @@ from labkit.pretrain import balance, card, chat, corpus, export, loop, prompts, 
 from labkit.targets import mini_kimi
 
 TALK = [{"role": "user", "content": "Why do cats purr?"}, {"role": "assistant", "content": "They are glad."}]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Tiny matrices: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

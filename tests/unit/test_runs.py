@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit import cli, runs
 from labkit.runs import headline, provenance
-from labkit.runs.execute import alone, digest, parameters_for
+from labkit.runs.execute import alone, digest, finished, parameters_for
 from labkit.runs.stage import StageBusy
 from labkit.settings import BadParameter, Eagle3Pipeline, ExpertActivation, NgramBaseline
 
@@ -70,6 +70,18 @@ def test_a_failing_cell_keeps_the_partial_notebook_and_says_what_to_do(lab):
     lab('stage.finish({"unique_experts_n4": 3})')
     runs.execute("03", {"run_id": "r"})
     assert runs.headline_of(partial_folder(failure))["03_expert_activation"]["unique_experts_n4"] == 3
+
+
+def test_a_notebook_that_ends_after_its_shard_ends_well_and_is_not_taken_for_done(lab, monkeypatch, capsys):
+    lab('from labkit.extract import ShardDone\nraise ShardDone("shard 1/4 is done", "run the others")')
+    monkeypatch.setattr("sys.argv", ["labkit", "run", "03", "--run-id", "r"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    said = capsys.readouterr()
+    assert "labkit: 03_expert_activation: shard 1/4 is done\n  what to do: run the others" in said.out
+    assert "Failed" not in said.out + said.err
+    assert not finished(ExpertActivation(run_id="r"))
 
 
 def partial_folder(failure):

@@ -1,6 +1,7 @@
 """Training on a tiny target: alignment and walks by hand, simulation against a draft run by tokens, refusals."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -8,25 +9,12 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from train_data import SETTINGS, assert_same, changed, fit, make, samples_of
+from train_data import SETTINGS, assert_same, changed, fit, fresh_head, samples_of
 
 from labkit import draft, files, settings, train, vocab
 from labkit.train import batches, loop, metrics, optimizer, order, simulation, start
 from labkit.train.batches import Sample
 from labkit.train.unroll import BAD_LOSS, BAD_STATES, GOOD, Unrolled
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module")
-def whole(made, tmp_path_factory):
-    """The folder of a training that nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    fit(made, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +246,25 @@ def test_a_finished_training_is_not_redone_and_other_settings_are(made, whole, t
     assert steps
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 5000)])
+def test_a_head_without_whole_weights_is_trained_again(made, whole, tmp_path, damage):
+    head = shutil.copytree(whole, tmp_path, dirs_exist_ok=True) / "head"
+    damage(head / "model.safetensors")
+    fit(made, tmp_path)
+    assert (head / "model.safetensors").read_bytes() == (whole / "head" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: os.truncate(path, 100)])
+def test_lost_metrics_are_an_error_that_names_the_price(whole, tmp_path, damage):
+    """A head that took days is not trained again for a figure."""
+    path = shutil.copy(whole / "metrics.parquet", tmp_path / "metrics.parquet")
+    assert len(train.read_metrics(path))
+    damage(path)
+    with pytest.raises(train.MetricsLost, match=r"metrics\.parquet") as lost:
+        train.read_metrics(path)
+    assert str(tmp_path / "head") in lost.value.remedy
+
+
 def evaluate(model, samples, k=2):
     with torch.no_grad():
         return Unrolled(model)(batches.pack(samples, k), k)
@@ -322,7 +329,7 @@ def test_a_loss_that_is_no_number_stops(made, tmp_path):
 
 def test_a_single_broken_gradient_changes_nothing_but_is_seen(made, trained):
     """A weight that is infinite makes the loss so; the document is marked, the gradient dropped."""
-    model = draft.build(made["target"], made["vocab"], (1, 3, 4))
+    model = fresh_head(made)
     with torch.no_grad():
         model.fc.weight[0, 0] = float("inf")
     unrolled = Unrolled(model)
@@ -434,7 +441,7 @@ def test_training_on_from_a_head_begins_where_it_ended(made, whole, trained, tmp
 
 
 def test_from_scratch_is_the_seeds_own_head_and_warm_is_not(made):
-    fresh = draft.build(made["target"], made["vocab"], (1, 3, 4), seed=SETTINGS.seed)
+    fresh = fresh_head(made, seed=SETTINGS.seed)
     begun = [
         start.head(changed(start=how), made["target"], made["vocab"], (1, 3, 4)) for how in ("scratch", "warm")
     ]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from train_data import LAYERS, SETTINGS, changed, fit, make, samples_of
+from train_data import LAYERS, SETTINGS, changed, fit, fresh_head, samples_of
 
 from labkit import draft, files, train
 from labkit.train import batches, optimizer, order, peer, start
@@ -15,11 +15,6 @@ from labkit.train.unroll import Unrolled
 
 STEPS = 3
 LOSSES = ["kl_div", "rkl", "jsd", "ce", "tv", "nla", "lk_hybrid", '{"ce": 0.1, "tv": 0.9}']
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +41,7 @@ def peers_batch(dataset, samples, max_len):
 
 def heads(made, **flags):
     torch.manual_seed(3)
-    model = draft.build(made["target"], made["vocab"], LAYERS, ttt_steps=STEPS, **flags)
+    model = fresh_head(made, ttt_steps=STEPS, **flags)
     draft.warm_start(model, made["target"])
     return model
 
@@ -169,7 +164,7 @@ def test_speculators_takes_the_command_and_reads_the_data(made, tmp_path):
         flags["sliding_window"],
         flags["full_attention_indices"],
     )
-    own = draft.build(made["target"], made["vocab"], LAYERS).config.transformer_layer_config
+    own = fresh_head(made).config.transformer_layer_config
     assert layer.layer_types == ["full_attention"]
     for name in ("model_type", "hidden_size", "intermediate_size", "num_attention_heads", "rope_parameters"):
         assert getattr(layer, name) == getattr(own, name), name
@@ -199,7 +194,7 @@ def test_speculators_takes_the_command_and_reads_the_data(made, tmp_path):
 
 def test_several_processes_and_a_head_to_start_from_are_in_the_command(made, tmp_path):
     flags, words = resolved(made, tmp_path, changed(start=str(tmp_path / "head")), processes=4)
-    assert words[:4] == ["torchrun", "--nproc_per_node=4", "-m", "speculators.train"]
+    assert words[:5] == ["torchrun", "--standalone", "--nproc_per_node=4", "-m", "speculators.train"]
     assert flags["from_pretrained"] == str(tmp_path / "head")
 
 

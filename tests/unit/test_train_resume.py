@@ -13,7 +13,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from train_data import SETTINGS, assert_same, changed, fit, make
+from train_data import SETTINGS, assert_same, changed, fit
 
 from labkit import files, train
 from labkit.train import checkpoint, loop
@@ -21,27 +21,7 @@ from labkit.train.stopping import Stopping
 
 KILLS = 20 if os.environ.get("LABKIT_SOAK") else 3
 NAME = "checkpoint.safetensors"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Here and in the children: sums over other numbers of threads round differently."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture(scope="module")
-def whole(made, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    fit(made, folder)
-    return folder
+pytestmark = pytest.mark.usefixtures("one_thread")  # the children have one, too
 
 
 @pytest.fixture(scope="module")

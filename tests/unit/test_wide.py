@@ -2,13 +2,17 @@
 
 import itertools
 import random
+import shutil
 
 import pytest
+from typer.testing import CliRunner
 
 from labkit import bench, conversations, targets
 from labkit.conversations import offline, wide
+from labkit.conversations.__main__ import app
 from labkit.conversations.answers import Sampling, generate
 from labkit.conversations.store import Store
+from labkit.errors import LabError
 
 
 def test_prompts_are_different_filled_and_of_every_kind_in_turn():
@@ -137,3 +141,64 @@ def test_more_about_texts_than_there_is_to_ask_is_refused():
     for texts in ([], ["One text."]):
         with pytest.raises(conversations.TooFewPrompts, match=f"{len(texts)} texts gave"):
             wide.about(texts, 2000)
+
+
+@pytest.fixture(scope="module")
+def written(target, tmp_path_factory):
+    """Two parts as `answer` leaves them: the first whole, the second stopped after its first answer."""
+    folder = tmp_path_factory.mktemp("written")
+    for name, chosen, most in (("1", dialogues()[:2], 99), ("2", dialogues()[2:], 1)):
+        offline.write_prompts(folder / name / "prompts.jsonl", chosen)
+        store, engine = Store(folder / name / "answers.jsonl"), Parrot(target.tokenizer(), most)
+        offline.answer(engine, target, chosen, store, Sampling(32), 0)
+    return folder
+
+
+@pytest.fixture
+def parts(written, tmp_path):
+    """A copy of theirs for each test."""
+    shutil.copytree(written, tmp_path / "parts")
+    return [tmp_path / "parts" / name for name in ("1", "2")]
+
+
+def command(*words):
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def test_gathered_parts_are_what_notebook_04_finds_answered(target, parts, tmp_path):
+    done = command("gather", *parts, "--run", tmp_path / "run", "--max-tokens", 32)
+    assert done.exit_code == 0, done.output
+    assert "2 prompts answered whole" in done.output
+    known = conversations.read(tmp_path / "run" / "prompts.jsonl")
+    assert list(known.prompt_id) == list(dialogues().prompt_id[:2])
+    answers = tmp_path / "run" / "data" / "answers.jsonl"
+    said = generate(known, None, answers, model_key=target.revision, sampling=Sampling(32))
+    assert all(said)
+
+
+@pytest.mark.parametrize("missing", [("prompts.jsonl",), ("answers.jsonl",), ("prompts.jsonl", "answers.jsonl")])
+@pytest.mark.parametrize("verb", ["gather", "dataset"])
+def test_a_folder_that_is_no_part_is_named_with_what_it_lacks(parts, tmp_path, verb, missing):
+    for name in missing:
+        (parts[1] / name).unlink()
+    more = [parts[0], "--run", tmp_path / "run"] if verb == "gather" else []
+    error = command(verb, parts[1], *more, "--max-tokens", 32).exception
+    assert isinstance(error, LabError)
+    assert error.what == f"{parts[1]} has no {' and no '.join(missing)}"
+    assert "labkit.conversations answer" in error.remedy
+    assert not (tmp_path / "run").exists(), "nothing half gathered"
+
+
+@pytest.mark.parametrize(("part", "given"), [(1, []), (0, ["--temperature", 1]), (0, ["--seed", 1])])
+@pytest.mark.parametrize("verb", ["gather", "dataset"])
+def test_no_finished_answer_is_an_error_that_says_how_many_there_are(parts, tmp_path, verb, part, given):
+    """A part that was stopped, and one that was answered with other sampling than is asked for."""
+    more = ["--run", tmp_path / "run"] if verb == "gather" else []
+    error = command(verb, parts[part], *more, "--max-tokens", 32, *given).exception
+    assert isinstance(error, LabError)
+    stored = len(Store(parts[part] / "answers.jsonl").rows)
+    assert "of 2 prompts none is answered" in error.what
+    assert f"{stored} answers are stored" in error.what
+    assert "--max-tokens" in error.remedy
+    assert not (tmp_path / "run").exists()
+    assert not (parts[part] / "dataset.parquet").exists()

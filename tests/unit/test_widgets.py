@@ -13,7 +13,6 @@ import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -275,6 +274,7 @@ def test_errors_of_the_work_are_the_cells_and_the_button_is_over(watched):
     assert (watched[0].description, watched[0].disabled) == ("Finished", True)
 
 
+@pytest.mark.usefixtures("one_thread")
 def test_a_real_training_is_saved_when_it_is_stopped(watched, tmp_path, monkeypatch):
     """The button of notebook 04, clicked after the first figure; run again it ends as one that nobody stopped."""
     import train_data
@@ -282,8 +282,6 @@ def test_a_real_training_is_saved_when_it_is_stopped(watched, tmp_path, monkeypa
     from labkit import train
 
     monkeypatch.setattr(train.loop, "SHOW_EVERY_S", 0.0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     made = train_data.make(tmp_path)
     with pytest.raises(train.Stopped, match=r"stopped after step 1 .*the stop flag"):
         asyncio.run(widgets.stoppable(train_data.fit, made, tmp_path / "cut", watch=lambda _: watched[0].click()))
@@ -291,7 +289,6 @@ def test_a_real_training_is_saved_when_it_is_stopped(watched, tmp_path, monkeypa
     for folder in ("cut", "whole"):
         asyncio.run(widgets.stoppable(train_data.fit, made, tmp_path / folder))
     train_data.assert_same(tmp_path / "whole", tmp_path / "cut")
-    torch.set_num_threads(threads)
 
 
 def frame(length: int) -> pd.DataFrame:

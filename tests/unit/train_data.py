@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_draft import VOCAB, H, tiny_target
 
-from labkit import extract, files, settings, train, vocab
+from labkit import draft, extract, files, settings, train, vocab
 
 LAYERS = (1, 3, 4)
 SETTINGS = settings.Eagle3Pipeline(
@@ -52,6 +52,11 @@ def make(folder, conversations=14):
     files.write_parquet(folder / "data" / "dataset.parquet", pd.DataFrame(rows))
     chosen = vocab.build(np.arange(VOCAB)[::-1].copy(), VOCAB // 2)
     return {"target": target, "dataset_dir": folder / "data", "hidden_dir": folder / "hs", "vocab": chosen}
+
+
+def fresh_head(made, **more):
+    """A head for the tiny target that was not trained yet."""
+    return draft.build(made["target"], made["vocab"], LAYERS, **more)
 
 
 def fit(made, out, chosen=SETTINGS, **more):

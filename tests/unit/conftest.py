@@ -1,0 +1,36 @@
+"""What unit tests share: a tiny training, undisturbed, and one thread for tests that compare to the bit."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A tiny target with data set, states and vocabulary (train_data.make)."""
+    import train_data
+
+    return train_data.make(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture(scope="module")
+def whole(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training on `made` that nothing interrupted."""
+    import train_data
+
+    folder = tmp_path_factory.mktemp("whole")
+    train_data.fit(made, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch on one thread: sums over other numbers of threads round differently, and tiny ones are slower."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
