@@ -24,12 +24,12 @@ def figure_of(k: int | None = None) -> Figure:
 
 
 def test_a_picture_is_the_one_that_savefig_cuts_tight():
-    """Pixel for pixel but for the edge, where the two round differently."""
+    """But for the edge: a legend without a frame has room around it that no ink fills."""
     pictures = []
     for save in (widgets.png, tight):
         pictures.append(plt.imread(io.BytesIO(save(figure_of()))))
     one, two = pictures
-    assert all(abs(a - b) <= 2 for a, b in zip(one.shape, two.shape, strict=True)), (one.shape, two.shape)
+    assert all(abs(a - b) <= 8 for a, b in zip(one.shape, two.shape, strict=True)), (one.shape, two.shape)
     dark = [int((picture[..., :3].min(axis=2) < 0.5).sum()) for picture in pictures]
     assert dark[0] == pytest.approx(dark[1], rel=0.02), "nothing was cut off"
     assert not plt.get_fignums()
