@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ipywidgets
+import matplotlib as mpl
 from IPython.display import Image, display
 from matplotlib.figure import Figure
 
@@ -22,6 +23,7 @@ LABELS = {
     "acceptance_length": "acceptance length",
 }
 STYLE = {"description_width": "initial"}
+TITLES = {"axes.titley": 1.0}  # right above the axes: to look for ticks there takes a layout
 
 
 def is_live() -> bool:
@@ -47,7 +49,8 @@ class Control:
 
     def drawn(self, **chosen: Any) -> Any:
         """The figure, or what else `draw` returns, for chosen values; the others are as at the start."""
-        made = self.draw(**(self.first | chosen))
+        with mpl.rc_context(TITLES):
+            made = self.draw(**(self.first | chosen))
         return getattr(made, "figure", made)
 
     def show(self) -> None:
