@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # Okabe and Ito's palette
 # Room that fits; tight_layout, which finds it, takes as long as the drawing.
-SIDE_BY_SIDE = {"left": 0.05, "right": 0.98, "bottom": 0.15, "top": 0.9, "wspace": 0.14}
+SIDE_BY_SIDE = {"left": 0.05, "right": 0.98, "bottom": 0.15, "top": 0.9, "wspace": 0.15}
 
 
 def plot_loss(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
