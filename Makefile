@@ -72,7 +72,7 @@ bench: setup $(PEERS)/.ready  ## side-by-side timings against peers, on a quiet 
 
 lab: setup  ## JupyterLab on loopback, with a token (LAB= for more of its options)
 	LD_PRELOAD=$(CURDIR)/.venv/lib/libiomp5.so $(BIN)/jupyter lab --ip 127.0.0.1 --notebook-dir . \
-	  $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB)
+	  --KernelManager.transport_encryption=auto $$([ "$$(id -u)" != 0 ] || echo --allow-root) $(LAB)
 
 lint: setup  ## ruff, and notebooks without outputs
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

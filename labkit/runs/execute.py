@@ -144,6 +144,7 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
     """
     import papermill
     from nbclient.exceptions import DeadKernelError
+    from traitlets.config import Config
 
     source = settings.root() / "notebooks" / f"{chosen.notebook}.ipynb"
     given = {"target": chosen.target, "scale": chosen.scale, "run_id": chosen.run_id}
@@ -161,6 +162,7 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
                 stdout_file=sys.stdout,
                 request_save_on_cell_execute=True,
                 coalesce_streams=True,
+                config=Config(KernelManager={"transport_encryption": "auto"}),  # plain TCP is warned of
             )
     except papermill.PapermillExecutionError as error:
         raise failure(chosen, partial, error) from error

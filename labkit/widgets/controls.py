@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ipywidgets
-import matplotlib.pyplot as plt
+import matplotlib as mpl
 from IPython.display import Image, display
 from matplotlib.figure import Figure
+
+from labkit.widgets.picture import png
 
 LABELS = {
     "k": "drafted tokens k",
@@ -22,6 +23,7 @@ LABELS = {
     "acceptance_length": "acceptance length",
 }
 STYLE = {"description_width": "initial"}
+TITLES = {"axes.titley": 1.0}  # right above the axes: to look for ticks there takes a layout
 
 
 def is_live() -> bool:
@@ -42,11 +44,13 @@ class Control:
     @property
     def first(self) -> dict[str, Any]:
         """The values that it starts at."""
-        return {name: control(name, values).value for name, values in self.choices.items()}
+        chosen = self.choices.items()
+        return {name: it.value if isinstance(it, ipywidgets.Widget) else it[0] for name, it in chosen}
 
     def drawn(self, **chosen: Any) -> Any:
         """The figure, or what else `draw` returns, for chosen values; the others are as at the start."""
-        made = self.draw(**(self.first | chosen))
+        with mpl.rc_context(TITLES):
+            made = self.draw(**(self.first | chosen))
         return getattr(made, "figure", made)
 
     def show(self) -> None:
@@ -61,18 +65,6 @@ class Control:
         """Display the drawing for chosen values."""
         drawn = self.drawn(**chosen)
         display(Image(png(drawn)) if isinstance(drawn, Figure) else drawn)
-
-
-def png(figure: Figure) -> bytes:
-    """The figure's picture, cut to what is on it, and the figure closed; drawn once.
-
-    savefig lays out and draws twice where it finds that box by itself (bbox_inches="tight").
-    """
-    box = figure.get_tightbbox(figure.canvas.get_renderer()).padded(0.1)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches=box, pil_kwargs={"compress_level": 1})
-    plt.close(figure)
-    return buffer.getvalue()
 
 
 def controls(draw: Callable[..., Any], **choices: Sequence[Any] | ipywidgets.Widget) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import pandas as pd
-from IPython.display import DisplayHandle, display
+from IPython.display import DisplayHandle, Image, display
 from matplotlib.figure import Figure
 
 from labkit.widgets.controls import is_live
+from labkit.widgets.picture import png
 
 Result = TypeVar("Result")
 TICK_S = 0.2
@@ -25,8 +25,8 @@ TICK_S = 0.2
 class LiveFigure:
     """A figure that is redrawn in place each time it is called with new data; headless it does nothing."""
 
-    def __init__(self, draw: Callable[[pd.DataFrame], Figure]) -> None:
-        """`draw` makes the figure from a frame; the same function draws the final one."""
+    def __init__(self, draw: Callable[..., Figure]) -> None:
+        """`draw(frame, figure=...)` draws a frame onto the figure; without one it makes the final figure."""
         self.draw = draw
         self.handle: DisplayHandle | None = None
 
@@ -34,12 +34,13 @@ class LiveFigure:
         """Show the figure for `frame` where the last one was."""
         if not is_live() or frame.empty:
             return
-        figure: Any = self.draw(frame)
+        # Not a figure of pyplot's: those the kernel shows and closes after each message of a widget, such as a
+        # click on the stop button, also while the thread of a training is drawing one.
+        picture = Image(png(self.draw(frame, figure=Figure())))
         if self.handle is None:
-            self.handle = display(figure, display_id=True)
+            self.handle = display(picture, display_id=True)
         else:
-            self.handle.update(figure)
-        plt.close(figure)
+            self.handle.update(picture)
 
 
 async def stoppable(work: Callable[..., Result], *given: Any, label: str = "Stop and save", **more: Any) -> Result:

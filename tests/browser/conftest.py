@@ -54,6 +54,7 @@ def jupyter(tmp_path_factory) -> Iterator[tuple[str, psutil.Process]]:
         for stray in left:
             stray.kill()
     assert not left, left
+    assert "without encryption" not in log.read_text(), "kernels are reached over encrypted sockets"
 
 
 def address_in(log: Path, process: subprocess.Popen) -> str:

@@ -90,6 +90,7 @@ def test_a_button_and_an_interrupt_stop_a_cell_and_an_error_says_what_to_do(lab:
     assert lab.pictures(1) != lab.pictures(2), "the first cell's has a step more"
     lab.menu("Kernel", "Interrupt Kernel")
     lab.until(lambda: len(lab.errors()) == 1, 30)
+    lab.until(lambda: lab.pictures(1) == lab.pictures(2), 30)
     lab.picture("stopped-and-told")
     assert lab.text(2) == "working\nsaved\n"
     assert lab.page.locator("button:has-text('Stopped')").count() == 2

@@ -44,7 +44,7 @@ def lab(tmp_path, monkeypatch):
     return write
 
 
-def test_a_stage_runs_once_and_again_only_when_something_changed(lab, capsys):
+def test_a_stage_runs_once_and_again_only_when_something_changed(lab, capfd):
     path = runs.execute("03", {"run_id": "r", "scale": "smoke"})
     record = json.loads((path.parent / "run.json").read_text())
     assert record["settings"]["num_tokens"] == 512
@@ -52,7 +52,9 @@ def test_a_stage_runs_once_and_again_only_when_something_changed(lab, capsys):
     stamp = path.stat().st_mtime_ns
     runs.execute("03", {"run_id": "r", "scale": "smoke"})
     assert path.stat().st_mtime_ns == stamp
-    assert "up to date" in capsys.readouterr().out
+    said = capfd.readouterr()
+    assert "up to date" in said.out
+    assert "WARNING" not in said.err, "of plain TCP, for one"
     runs.execute("03", {"run_id": "r", "scale": "smoke", "max_window": "8"})
     assert path.stat().st_mtime_ns > stamp
     lab('stage.finish({"unique_experts_n4": 2.5})')

@@ -1,23 +1,16 @@
 """Controls bind pure functions: drawings are checked by hand, nothing is computed twice, headless is silent."""
 
-import asyncio
 import importlib
-import io
 import itertools
-import threading
 from pathlib import Path
 
 import ipywidgets
 import matplotlib.pyplot as plt
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 from labkit import prediction, trace, widgets
-from labkit.widgets import live
 from labkit.widgets.profile import parts_between
 
 controls = importlib.import_module("labkit.widgets.controls")
@@ -31,8 +24,7 @@ def watched(monkeypatch) -> list:
     monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
     monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
     seen = []
-    for module in (live, controls):
-        monkeypatch.setattr(module, "display", lambda thing, **_: seen.append(thing))
+    monkeypatch.setattr(controls, "display", lambda thing, **_: seen.append(thing))
     return seen
 
 
@@ -190,23 +182,12 @@ def test_a_sweep_with_gaps_is_drawn(column):
     widgets.sweep(table[table["variant"] == "eagle3"]).drawn()
 
 
-def test_a_picture_is_the_one_that_savefig_cuts_tight():
-    """Pixel for pixel but for the edge, where the two round differently."""
-    pictures = []
-    for save in (widgets.png, tight):
-        pictures.append(plt.imread(io.BytesIO(save(widgets.sweep(sweep_table()).drawn()))))
-    one, two = pictures
-    assert all(abs(a - b) <= 2 for a, b in zip(one.shape, two.shape, strict=True)), (one.shape, two.shape)
-    dark = [int((picture[..., :3].min(axis=2) < 0.5).sum()) for picture in pictures]
-    assert dark[0] == pytest.approx(dark[1], rel=0.02), "nothing was cut off"
-    assert not plt.get_fignums()
-
-
-def tight(figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", bbox_inches="tight")
-    plt.close(figure)
-    return buffer.getvalue()
+def test_a_redraw_makes_no_widgets(monkeypatch):
+    """Each would be sent to the page, and kept there."""
+    monkeypatch.setattr(controls, "control", lambda *_: pytest.fail("made one"))
+    own = ipywidgets.IntSlider(value=4)
+    control = widgets.Control(lambda **chosen: chosen, {"k": [3, 1], "word": ["b", "a"], "own": own})
+    assert control.drawn(k=1) == {"k": 1, "word": "b", "own": 4}
 
 
 def test_a_slider_ascends_and_starts_at_the_first_given():
@@ -231,103 +212,3 @@ def test_controls_draw_with_what_is_chosen(watched):
     assert drawn == [(2, "a")]
     knobs[0].value = 1
     assert drawn == [(2, "a"), (1, "a")]
-
-
-def until(stop: threading.Event) -> str:
-    """Work that ends when it is told to."""
-    assert stop.wait(20)
-    return threading.current_thread().name
-
-
-def test_headless_work_is_called_as_ever(headless):
-    name = asyncio.run(
-        widgets.stoppable(lambda word, stop: (word, stop.is_set(), threading.current_thread()), "a")
-    )
-    assert name == ("a", False, threading.main_thread())
-
-
-def test_the_button_stops_the_work_that_the_cell_awaits(watched):
-    async def cell() -> str:
-        asyncio.get_running_loop().call_later(0.05, lambda: watched[0].click())
-        return await widgets.stoppable(until)
-
-    assert asyncio.run(cell()) == "labkit-work"
-    (button,) = watched
-    assert (button.description, button.disabled) == ("Stopped", True)
-
-
-def test_an_interrupt_lets_the_work_end_by_itself(watched):
-    async def cell() -> str:
-        task = asyncio.ensure_future(widgets.stoppable(until))
-        asyncio.get_running_loop().call_later(0.05, task.cancel)
-        return await task
-
-    assert asyncio.run(cell()) == "labkit-work"
-
-
-def test_errors_of_the_work_are_the_cells_and_the_button_is_over(watched):
-    def work(stop):
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        asyncio.run(widgets.stoppable(work))
-    assert (watched[0].description, watched[0].disabled) == ("Finished", True)
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_real_training_is_saved_when_it_is_stopped(watched, tmp_path, monkeypatch):
-    """The button of notebook 04, clicked after the first figure; run again it ends as one that nobody stopped."""
-    import train_data
-
-    from labkit import train
-
-    monkeypatch.setattr(train.loop, "SHOW_EVERY_S", 0.0)
-    made = train_data.make(tmp_path)
-    with pytest.raises(train.Stopped, match=r"stopped after step 1 .*the stop flag"):
-        asyncio.run(widgets.stoppable(train_data.fit, made, tmp_path / "cut", watch=lambda _: watched[0].click()))
-    assert (tmp_path / "cut/checkpoint.safetensors").exists()
-    for folder in ("cut", "whole"):
-        asyncio.run(widgets.stoppable(train_data.fit, made, tmp_path / folder))
-    train_data.assert_same(tmp_path / "whole", tmp_path / "cut")
-
-
-def frame(length: int) -> pd.DataFrame:
-    return pd.DataFrame({"x": range(length)})
-
-
-def test_live_figure_draws_only_where_somebody_watches(headless):
-    widgets.LiveFigure(lambda _: pytest.fail("drawn"))(frame(1))
-
-
-def test_live_figure_is_redrawn_in_its_place(watched, monkeypatch):
-    class Handle:
-        update = watched.append
-
-    handle = Handle()
-    monkeypatch.setattr(live, "display", lambda figure, display_id: watched.append(figure) or handle)
-    figures = []
-    shown = widgets.LiveFigure(lambda data: figures.append(plt.figure()) or figures[-1])
-    for length in (0, 1, 2):
-        shown(frame(length))
-    assert watched == figures
-    assert len(figures) == 2, "an empty frame shows nothing"
-    assert not plt.get_fignums()
-
-
-REFUSED = "from labkit.settings import NgramBaseline\nNgramBaseline.from_notebook({'temperature': -1.0})"
-
-
-@pytest.mark.parametrize("headless", [True, False])
-def test_a_failing_cell_says_what_to_do_and_fails(monkeypatch, headless):
-    """In JupyterLab without the way there; headless with it. Either way the cell has failed."""
-    monkeypatch.setenv("LABKIT_HEADLESS", "1") if headless else monkeypatch.delenv(
-        "LABKIT_HEADLESS", raising=False
-    )
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(REFUSED)])
-    with pytest.raises(CellExecutionError, match=r"temperature=-1\.0 is below 0") as raised:
-        NotebookClient(notebook, kernel_name="python3", timeout=60).execute()
-    assert raised.value.ename == "BadParameter"
-    (output,) = [output for output in notebook.cells[0].outputs if output.output_type == "error"]
-    told = "\n".join(output.traceback)
-    assert "what to do: raise temperature" in told
-    assert ("Traceback" in told) == headless
