@@ -9,6 +9,8 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 CHROMIUM := /usr/bin/chromium
 
+# Groups of tests, the longest first: make runs them two at a time, and what is left when one ends takes its place.
+GROUPS := notebooks engine unit browser faults docs
 .PHONY: help setup demo test unit browser soak bench lab lint format render lock clean
 
 help:  ## what there is
@@ -30,8 +32,18 @@ $(BIN)/.ready: requirements/cpu.txt pyproject.toml
 demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
-test: setup lint $(CHROMIUM)  ## unit tests, real engine, notebooks, JupyterLab in a browser
-	$(BIN)/python -m pytest tests/unit tests/faults tests/docs tests/engine tests/notebooks tests/browser
+test:  ## unit tests, real engine, notebooks, JupyterLab in a browser
+	@$(MAKE) --no-print-directory -j2 lint $(CHROMIUM)
+	@$(MAKE) --no-print-directory -j2 -k $(GROUPS:%=test-%)
+
+# Where threads wait for one another, one that is off its core holds up all: groups without an engine get one thread,
+# the engine's tests half of the cores. The notebooks need all: one of their servers has two ranks.
+test-unit test-faults test-docs: UNDER = OMP_NUM_THREADS=1
+test-engine: UNDER = taskset -c $(shell $(BIN)/python -c '$(HALF)')
+HALF := import os; cores = sorted(os.sched_getaffinity(0)); print(*cores[len(cores) // 2:], sep=",")
+
+test-%:
+	@set -o pipefail; env -u MAKEFLAGS -u MFLAGS $(UNDER) $(BIN)/python -m pytest tests/$* 2>&1 | sed -u 's/^/$*: /'
 
 $(CHROMIUM):  # Debian's; the browser tests drive it
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

@@ -103,7 +103,7 @@ class Lab:
     def shown(self, knob: Locator) -> bytes:
         """The picture of the plot that a knob belongs to."""
         box = knob.locator("xpath=ancestor::*[contains(@class, 'widget-vbox')][1]")
-        source = box.locator(".jp-OutputArea img").first.get_attribute("src", timeout=20_000)
+        source = box.locator(".jp-OutputArea img").first.get_attribute("src", timeout=60_000)
         return base64.b64decode((source or "").partition("base64,")[2])
 
     def move(self, label: str, key: str) -> tuple[bytes, bytes]:
@@ -112,7 +112,7 @@ class Lab:
         knob.scroll_into_view_if_needed()
         before = self.shown(knob)
         knob.locator(".noUi-handle").first.press(key)
-        self.until(lambda: self.shown(knob) != before, 20)
+        self.until(lambda: self.shown(knob) != before, 60)
         return before, self.shown(knob)
 
     def servers(self) -> list[psutil.Process]:
@@ -123,7 +123,7 @@ class Lab:
     def run_until_a_server_starts(self) -> list[psutil.Process]:
         """Run All, until a vLLM is there; its processes."""
         self.run_all()
-        self.until(lambda: any("api_server" in words(each) for each in self.servers()), 60)
+        self.until(lambda: any("api_server" in words(each) for each in self.servers()), 120)
         return self.servers()
 
     def show_error(self) -> None:

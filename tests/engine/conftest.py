@@ -19,6 +19,7 @@ def log_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(target, log_dir) -> Iterator[engine.Server]:
-    """SmolLM2 without speculation."""
-    with engine.serve(target, "baseline", log_dir=log_dir, max_model_len=1024) as running:
+    """SmolLM2 without speculation; with a small cache, since other servers run beside it."""
+    options = {"max_model_len": 1024, "environment": {"VLLM_CPU_KVCACHE_SPACE": 1}}
+    with engine.serve(target, "baseline", log_dir=log_dir, **options) as running:
         yield running

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
+import psutil
 import pytest
 
 from labkit import bench, engine, ngram
@@ -15,8 +16,8 @@ BUDGET = 24
 
 @pytest.fixture(scope="module")
 def thinking(target, log_dir) -> Iterator[engine.Server]:
-    flags = {"reasoning-parser": "kimi_k2"}
-    with engine.serve(target, "baseline", log_dir=log_dir / "thinking", max_model_len=1024, flags=flags) as server:
+    options = {"log_dir": str(log_dir / "thinking"), "max_model_len": 1024}  # the folder may be text
+    with engine.serve(target, "baseline", flags={"reasoning-parser": "kimi_k2"}, **options) as server:
         yield server
 
 
@@ -68,3 +69,19 @@ def test_notebook_02_goes_on_from_there(thinking, chosen, tmp_path, monkeypatch)
     again, same = bench.measure_baseline(settings, chosen, 2)
     assert same.equals(times), "from disk"
     assert len(again) == len(rows)
+
+
+def test_killed_supervisor(thinking) -> None:
+    """Last here: who would clean up is gone itself, so its sentinel ends API server and engine core."""
+    supervisor = psutil.Process(thinking.process.pid)
+    everything = supervisor.children(recursive=True)
+    names = [" ".join(process.cmdline()) for process in everything]
+    assert any("api_server" in name for name in names)
+    assert any("EngineCore" in name for name in names)
+    supervisor.kill()
+    thinking.process.wait()
+    _, left = psutil.wait_procs(everything, timeout=40)
+    assert not left
+    with pytest.raises(engine.EngineDied, match="SIGKILL") as died:
+        thinking.check()
+    assert "next run" in died.value.remedy

@@ -1,15 +1,9 @@
-"""Last, because it kills servers: one that dies is named, and nothing of it stays."""
+"""Last, because it kills the server of all: one that dies is named, and nothing of it stays."""
 
 import psutil
 import pytest
 
 from labkit import bench, engine
-
-
-def named_as_killed(server: engine.Server) -> None:
-    with pytest.raises(engine.EngineDied, match="SIGKILL") as died:
-        server.check()
-    assert "next run" in died.value.remedy
 
 
 def test_killed_api_server(server):
@@ -22,19 +16,6 @@ def test_killed_api_server(server):
     assert len(failure.value.rows) == 2
     _, left = psutil.wait_procs(everything, timeout=40)
     assert not left
-    named_as_killed(server)
-
-
-def test_killed_supervisor(target, log_dir):
-    """Who would clean up is gone itself: its sentinel ends API server and engine core. `log_dir` may be text."""
-    with engine.serve(target, "baseline", log_dir=str(log_dir), max_model_len=512) as server:
-        supervisor = psutil.Process(server.process.pid)
-        everything = supervisor.children(recursive=True)
-        names = [" ".join(process.cmdline()) for process in everything]
-        assert any("api_server" in name for name in names)
-        assert any("EngineCore" in name for name in names)
-        supervisor.kill()
-        server.process.wait()
-        _, left = psutil.wait_procs(everything, timeout=40)
-        assert not left
-        named_as_killed(server)
+    with pytest.raises(engine.EngineDied, match="SIGKILL") as died:
+        server.check()
+    assert "next run" in died.value.remedy

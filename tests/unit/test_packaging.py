@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 NINE = {
     "jupyterlab",
     "torch",
@@ -93,3 +94,12 @@ def test_no_registry_hosts_and_no_paths_of_this_machine():
 
 def test_tracked_files_stay_under_44_mb():
     assert sum(path.stat().st_size for path in tracked()) < 44e6
+
+
+def test_make_test_runs_every_folder_of_tests():
+    """Once each, in groups of its own; tests/gpu is for another machine."""
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} - {"gpu"}
+    said = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    run = re.findall(r"-m pytest tests/(\w+)\b", said)
+    assert sorted(run) == sorted(folders)
+    assert {f"tests/{name}" for name in folders} == set(PYPROJECT["tool"]["pytest"]["ini_options"]["testpaths"])
