@@ -1,10 +1,19 @@
-"""The n-gram simulation against vLLM itself: its proposer token for token, and the counters of a real server."""
+"""The n-gram simulation against vLLM itself: its proposer token for token, and the counters of a real server.
+
+The server is that of another process, which is killed at last, as a notebook's kernel may be.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from labkit import acceptance, bench, engine, ngram
@@ -17,6 +26,16 @@ if SOAK:  # three configurations over 40 prompts: about five minutes
         {"k": 5, "lookup_max": 4, "lookup_min": 4},
         {"k": 3, "lookup_max": 2, "lookup_min": 2},
     ]
+
+OWNER = """
+import json, sys, time
+from pathlib import Path
+from labkit import engine
+options = {"log_dir": Path(sys.argv[1]), "max_model_len": 1024, **json.loads(sys.argv[2])}
+with engine.serve("smollm2", "ngram", **options) as server:
+    print("ready", server.process.pid, server.base_url, flush=True)
+    time.sleep(3600)
+"""
 
 
 def test_equal_to_vllm_s_own_proposer() -> None:
@@ -36,13 +55,40 @@ def test_equal_to_vllm_s_own_proposer() -> None:
 
 
 @pytest.fixture(scope="module", params=LOOKUPS, ids=lambda lookup: "-".join(map(str, lookup.values())))
-def measured(request, target, log_dir):
+def lookup(request) -> dict[str, int]:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(lookup, log_dir) -> Path:
+    return log_dir / "-".join(map(str, lookup.values()))
+
+
+@pytest.fixture(scope="module")
+def owner(lookup, folder) -> Iterator[subprocess.Popen]:
+    """A process that serves as a notebook's kernel does."""
     names = {"k": "num_speculative_tokens", "lookup_max": "prompt_lookup_max", "lookup_min": "prompt_lookup_min"}
-    options = {names[name]: value for name, value in request.param.items()}
-    with engine.serve(target, "ngram", log_dir=log_dir, max_model_len=1024, **options) as server:
-        before = acceptance.snapshot(server)
-        rows = bench.run(server, bench.prompts(per_category=5 if SOAK else 1), max_tokens=48, repeats=1, warmup=0)
-        yield rows, acceptance.between(before, acceptance.snapshot(server)), request.param
+    options = {names[name]: value for name, value in lookup.items()}
+    words = [sys.executable, "-c", OWNER, str(folder), json.dumps(options)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture(scope="module")
+def served(owner) -> tuple[psutil.Process, engine.Server]:
+    """Its server's supervisor, and the server attached to."""
+    line = next(line for line in owner.stdout if "ready " in line)
+    pid, url = line.rsplit("ready ", 1)[1].split()
+    return psutil.Process(int(pid)), engine.attach(url)
+
+
+@pytest.fixture(scope="module")
+def measured(served, lookup):
+    _, server = served
+    before = acceptance.snapshot(server)
+    rows = bench.run(server, bench.prompts(per_category=5 if SOAK else 1), max_tokens=48, repeats=1, warmup=0)
+    return rows, acceptance.between(before, acceptance.snapshot(server)), lookup
 
 
 def test_every_request_replays_as_the_engine_counted(measured) -> None:
@@ -66,3 +112,15 @@ def test_requests_add_up_to_the_server_s_counters(measured) -> None:
     pooled = acceptance.from_rows(rows)
     assert (pooled.drafts, pooled.drafted, pooled.accepted_at) == (whole.drafts, whole.drafted, whole.accepted_at)
     assert pooled.tokens == whole.tokens
+
+
+def test_a_killed_owner_leaves_no_server(owner, served, folder) -> None:
+    """kill -9 of the process that serves. Last here."""
+    supervisor, _ = served
+    everything = [supervisor, *supervisor.children(recursive=True)]
+    assert len(everything) >= 4, "supervisor, API server, engine core and worker"
+    owner.kill()
+    owner.wait()
+    _, left = psutil.wait_procs(everything, timeout=40)
+    assert not left
+    assert json.loads((folder / "server-ngram.launch.json").read_text())["owner"] == owner.pid

@@ -1,11 +1,6 @@
 """A real vLLM on the CPU: served, attached to, benchmarked, agreeing with itself."""
 
-import json
-import subprocess
-import sys
-
 import httpx
-import psutil
 import pytest
 
 from labkit import agreement, bench, engine
@@ -69,28 +64,3 @@ def test_a_server_that_cannot_start_says_why(target, log_dir):
     with pytest.raises(engine.EngineFailed, match="max_model_len"), engine.serve(target, "ngram", **options):
         pass
     assert (log_dir / "server-ngram.log").read_text()
-
-
-OWNER = """
-import sys, time
-from pathlib import Path
-from labkit import engine
-with engine.serve("smollm2", "baseline", log_dir=Path(sys.argv[1]), max_model_len=512) as server:
-    print("ready", server.process.pid, flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_killed_owner_leaves_no_server(tmp_path):
-    """kill -9 of the process that serves, as of a notebook kernel."""
-    words = [sys.executable, "-c", OWNER, str(tmp_path)]
-    owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    line = next(line for line in owner.stdout if "ready " in line)
-    supervisor = psutil.Process(int(line.rsplit("ready ", 1)[1].split()[-1]))
-    everything = [supervisor, *supervisor.children(recursive=True)]
-    assert len(everything) >= 4, "supervisor, API server, engine core and worker"
-    owner.kill()
-    owner.wait()
-    _, left = psutil.wait_procs(everything, timeout=40)
-    assert not left
-    assert json.loads((tmp_path / "server-baseline.launch.json").read_text())["owner"] == owner.pid
