@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from labkit import acceptance, engine
-from labkit.engine import launch
+from labkit.engine import launch, urls
 from labkit.engine.service import state
 
 STANDIN = Path(__file__).parent / "standin"
@@ -81,7 +81,7 @@ class Machine:
     def model(self) -> str:
         """plain, speculating, or nothing when nobody answers."""
         try:
-            reply = httpx.get(f"http://127.0.0.1:{self.port}/v1/models", timeout=2, trust_env=False)
+            reply = urls.get(f"http://127.0.0.1:{self.port}/v1/models", timeout=2)
             return reply.json()["data"][0]["id"]
         except httpx.HTTPError:
             return ""

@@ -349,7 +349,7 @@ def test_a_cold_first_request_is_warmed_away_or_named() -> None:
     """z-lab/dflash#135: 43 tok/s in the first request, 69 in the next."""
 
     def script(path: str, body: dict) -> Reply:
-        pause = 0.12 if len(server.requests) == 1 else 0.03
+        pause = 0.4 if len(server.requests) == 1 else 0.1  # a busy machine is late by tens of milliseconds
         return Reply([ROLE, *(e for text in "abc" for e in (pause, delta(content=text))), delta("stop"), usage(3)])
 
     options = {"max_tokens": 4, "repeats": 3, "shuffle": False}
@@ -359,7 +359,7 @@ def test_a_cold_first_request_is_warmed_away_or_named() -> None:
         warmed = bench.run(server.url, ["hi"], warmup=1, **options)
     assert cold["tpot_ms"].iloc[0] > 2 * cold["tpot_ms"].iloc[1:].max()
     assert "first request was far slower" in bench.summary(cold).iloc[0]["advice"]
-    assert warmed["tpot_ms"].max() < 100
+    assert warmed["tpot_ms"].max() < 350
     assert "first request" not in bench.summary(warmed).iloc[0]["advice"]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -40,6 +41,17 @@ def test_all_forms_of_an_address_mean_the_same(typed, expected):
 def test_what_is_no_address_is_refused(typed):
     with pytest.raises(urls.BadUrl):
         urls.base_url(typed)
+
+
+def test_certificates_are_read_once_and_looked_at():
+    """Reading them took most of a request's time; a client without them would trust anybody."""
+    made_with = [
+        urls.options(url) for url in ("http://127.0.0.1:1/v1", "http://localhost:2/v1", "https://host/v1")
+    ]
+    contexts = [one["verify"] for one in made_with]
+    assert contexts[0] is contexts[1]
+    assert all(one.verify_mode == ssl.CERT_REQUIRED and one.check_hostname for one in contexts)
+    assert [one["trust_env"] for one in made_with] == [False, False, True]
 
 
 def flag(words: list[str], name: str) -> str:
