@@ -36,11 +36,12 @@ test:  ## unit tests, real engine, notebooks, JupyterLab in a browser
 	@$(MAKE) --no-print-directory -j2 lint $(CHROMIUM)
 	@$(MAKE) --no-print-directory -j2 -k $(GROUPS:%=test-%)
 
-# Where threads wait for one another, one that is off its core holds up all: groups without an engine get one thread,
-# the engine's tests half of the cores. The notebooks need all: one of their servers has two ranks.
+# Threads that wait for one another all stand still when one is off its core. So the two groups with engines get half
+# of the cores each, and those without an engine one thread.
+half = $(shell $(BIN)/python -c 'import os; c = sorted(os.sched_getaffinity(0)); print(*c[$(1)] or c, sep=",")')
+test-notebooks: UNDER = taskset -c $(call half,:len(c) // 2)
+test-engine: UNDER = taskset -c $(call half,len(c) // 2:)
 test-unit test-faults test-docs: UNDER = OMP_NUM_THREADS=1
-test-engine: UNDER = taskset -c $(shell $(BIN)/python -c '$(HALF)')
-HALF := import os; cores = sorted(os.sched_getaffinity(0)); print(*cores[len(cores) // 2:], sep=",")
 
 test-%:
 	@set -o pipefail; env -u MAKEFLAGS -u MFLAGS $(UNDER) $(BIN)/python -m pytest tests/$* 2>&1 | sed -u 's/^/$*: /'

@@ -5,6 +5,15 @@ from collections.abc import Iterator
 import pytest
 
 from labkit import engine, targets
+from labkit.engine import launch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_caches() -> Iterator[None]:
+    """Two of these servers run side by side, and those of the notebooks' tests beside them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "KV_CACHE_GIB", 1)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +28,6 @@ def log_dir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(target, log_dir) -> Iterator[engine.Server]:
-    """SmolLM2 without speculation; with a small cache, since other servers run beside it."""
-    options = {"max_model_len": 1024, "environment": {"VLLM_CPU_KVCACHE_SPACE": 1}}
-    with engine.serve(target, "baseline", log_dir=log_dir, **options) as running:
+    """SmolLM2 without speculation."""
+    with engine.serve(target, "baseline", log_dir=log_dir, max_model_len=1024) as running:
         yield running
