@@ -121,8 +121,8 @@ class Machine:
         """`labkit swap` as a process."""
         base = [sys.executable, "-m", "labkit.cli", "swap", "llm", "--systemctl", self.systemctl]
         base += ["--unit-dir", str(self.home / "units"), *(["--apply"] if apply else []), *words]
-        # Where the tests run under nohup, SIGHUP is ignored here, and so it would be by the lab.
-        heard = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)}
+        # Where the tests run under nohup or behind a shell's &, these are ignored here, and would be by the lab.
+        heard = {"preexec_fn": lambda: [signal.signal(n, signal.SIG_DFL) for n in (signal.SIGHUP, signal.SIGINT)]}
         return subprocess.Popen(base, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **heard)
 
     def experiment(self) -> list[str]:
