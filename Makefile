@@ -9,8 +9,8 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 CHROMIUM := /usr/bin/chromium
 
-# Groups of tests, the longest first: make runs them two at a time, and what is left when one ends takes its place.
-GROUPS := notebooks engine unit browser faults docs
+GROUPS := unit faults docs engine notebooks browser
+
 .PHONY: help setup demo test unit browser soak bench lab lint format render lock clean
 
 help:  ## what there is
@@ -32,19 +32,8 @@ $(BIN)/.ready: requirements/cpu.txt pyproject.toml
 demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
-test:  ## unit tests, real engine, notebooks, JupyterLab in a browser
-	@$(MAKE) --no-print-directory -j2 lint $(CHROMIUM)
-	@$(MAKE) --no-print-directory -j2 -k $(GROUPS:%=test-%)
-
-# Threads that wait for one another all stand still when one is off its core. So the two groups with engines get half
-# of the cores each, and those without an engine one thread.
-half = $(shell $(BIN)/python -c 'import os; c = sorted(os.sched_getaffinity(0)); print(*c[$(1)] or c, sep=",")')
-test-notebooks: UNDER = taskset -c $(call half,:len(c) // 2)
-test-engine: UNDER = taskset -c $(call half,len(c) // 2:)
-test-unit test-faults test-docs: UNDER = OMP_NUM_THREADS=1
-
-test-%:
-	@set -o pipefail; env -u MAKEFLAGS -u MFLAGS $(UNDER) $(BIN)/python -m pytest tests/$* 2>&1 | sed -u 's/^/$*: /'
+test: setup lint $(CHROMIUM)  ## unit tests, real engine, notebooks, JupyterLab in a browser
+	$(BIN)/python -m pytest $(GROUPS:%=tests/%)
 
 $(CHROMIUM):  # Debian's; the browser tests drive it
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

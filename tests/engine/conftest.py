@@ -10,7 +10,7 @@ from labkit.engine import launch
 
 @pytest.fixture(scope="session", autouse=True)
 def small_caches() -> Iterator[None]:
-    """Two of these servers run side by side, and those of the notebooks' tests beside them."""
+    """Several of these servers stand side by side."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "KV_CACHE_GIB", 1)
         yield

@@ -74,12 +74,7 @@ def saved_rows(path) -> list[dict]:
 
 @pytest.fixture(scope="session")
 def run_folder(lab):
-    """All five; stage 04 is taken from above where the kill tests finished it.
-
-    01 goes first, on all cores: its two ranks spin while one waits for the other, and `make test` gives this group
-    half of the cores.
-    """
-    lab.run("run", "01", *RUN, everywhere=True)
+    """All five; stage 04 is taken from above where the kill tests finished it."""
     said = lab.run("run", "all", *RUN, *EPOCHS)
     assert "index.html" in said
     return lab.outputs / "ci"
