@@ -101,7 +101,7 @@ DRAFT_MODEL = "model_executor/models/llama_eagle3.py"
 
 def unread_flags(head: Head) -> Iterator[Problem]:
     """Flags that the installed vLLM never looks at (vllm#38111, speculators#610), from its source: no import."""
-    for file in {READERS.get(head.form, ""), DRAFT_MODEL} - {""}:
+    for file in filter(None, (READERS.get(head.form), DRAFT_MODEL)):
         for flag in unread_in(file, head):
             way = "serve with a newer vLLM, or train with that flag off"
             yield Problem(

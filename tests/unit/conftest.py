@@ -1,5 +1,6 @@
 """What unit tests share: a tiny training, undisturbed, and one thread for tests that compare to the bit."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,3 +35,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_figures() -> None:
+    """A test sees no figure that another one left open."""
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")

@@ -5,7 +5,6 @@ import itertools
 from pathlib import Path
 
 import ipywidgets
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,12 +30,6 @@ def watched(monkeypatch) -> list:
 @pytest.fixture
 def headless(monkeypatch) -> None:
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 def test_parts_of_all_steps_are_the_traces_own():
