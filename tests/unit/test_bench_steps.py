@@ -30,13 +30,13 @@ def toy(path: str, body: dict) -> Reply:
 
 def test_neighbouring_tokens_of_one_text_decode_side_by_side() -> None:
     with serving(toy) as server:
-        times = bench.step_times(server.url, [1, 4], tokens=30, repeats=2)
+        times = bench.step_times(server.url, [1, 4], tokens=60, repeats=2)
         sent = [body["prompt"] for body in server.requests if "prompt" in body]
     assert times["n"].tolist() == [1, 4]
     assert times["streams"].tolist() == [1, 1]
     assert times["tokens_are"].unique().tolist() == ["neighbours"]
     assert times["step_ms"].tolist() == pytest.approx([10, 25], rel=0.25)
-    assert times["samples"].iloc[0] == 2 * (30 - 1 - 8)
+    assert times["samples"].iloc[0] == 2 * (60 - 1 - 8)
     assert times["samples"].iloc[1] > 2 * 4 * 10
     begins = [PROMPT + TEXT[:i] for i in range(4)]
     assert all(prompt in begins for prompt in sent)
