@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from labkit.draft import weights
-from labkit.draft.config import FLAGS
-from labkit.draft.export import explicit, refuse_place, write
+from labkit.draft.export import basis, explicit, refuse_place, write
 from labkit.draft.forms import BadHead, Head, read
 from labkit.errors import LabError
 from labkit.targets import Target
@@ -20,7 +19,6 @@ from labkit.vocab import VocabMap
 
 MAPS = ("d2t", "t2d")
 HEAD_ROWS = "lm_head.weight"
-BASIS = (*FLAGS, "eagle_aux_hidden_state_layer_ids")
 
 
 class BadShare(LabError):
@@ -34,10 +32,10 @@ class Unlike(LabError):
 def average(
     first: Path, second: Path, out_dir: Path, *, target: Target, vocab: VocabMap, share: float = 0.5
 ) -> Path:
-    """Write the head whose weights are `share` of the second's and the rest of the first's, in bf16.
+    """Write the head whose weights are `share` of the second's and the rest of the first's.
 
     Rows of lm_head for tokens of `vocab` that a head cannot propose are the target's own. Raises BadShare, Unlike
-    (shapes, flags or layers differ), BadHead, Occupied, MissingWeights.
+    (shapes, flags, layers or positions differ), BadHead, Occupied, MissingWeights.
     """
     if not 0 <= share <= 1:
         raise BadShare(
@@ -60,8 +58,8 @@ def refuse_unlike(one: Head, two: Head) -> None:
     """Raise Unlike where two heads differ in more than their weights and vocabularies."""
     skipped = (*MAPS, HEAD_ROWS)
     shapes = [{name: shape for name, shape in head.shapes().items() if name not in skipped} for head in (one, two)]
-    flags = [{name: explicit(head).get(name) for name in BASIS} for head in (one, two)]
-    for what, (mine, others) in {"tensors": shapes, "config.json": flags}.items():
+    bases = [basis(explicit(head)) for head in (one, two)]
+    for what, (mine, others) in {"tensors": shapes, "config.json": bases}.items():
         if mine != others:
             name = next(name for name in {**mine, **others} if mine.get(name) != others.get(name))
             raise Unlike(

@@ -1,5 +1,6 @@
 """What unit tests share: a tiny training, undisturbed, and one thread for tests that compare to the bit."""
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,3 +43,21 @@ def no_figures() -> None:
     """A test sees no figure that another one left open."""
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close("all")
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Somebody watches the widgets; what is displayed."""
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
+    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
+    seen: list[Any] = []
+    for name in ("controls", "live"):
+        module = importlib.import_module(f"labkit.widgets.{name}")
+        monkeypatch.setattr(module, "display", lambda thing, **_: seen.append(thing))
+    return seen
+
+
+@pytest.fixture
+def headless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody watches."""
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)

@@ -19,21 +19,6 @@ from labkit.plots import training
 from labkit.widgets import live
 
 
-@pytest.fixture
-def watched(monkeypatch) -> list:
-    """Somebody watches; what is displayed."""
-    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
-    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
-    seen = []
-    monkeypatch.setattr(live, "display", lambda thing, **_: seen.append(thing))
-    return seen
-
-
-@pytest.fixture
-def headless(monkeypatch) -> None:
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-
-
 def until(stop: threading.Event) -> str:
     """Work that ends when it is told to."""
     assert stop.wait(20)

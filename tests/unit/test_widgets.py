@@ -17,21 +17,6 @@ controls = importlib.import_module("labkit.widgets.controls")
 TRACE = Path(__file__).parents[1] / "data/trace_tp2_cpu"
 
 
-@pytest.fixture
-def watched(monkeypatch) -> list:
-    """Somebody watches; what is displayed."""
-    monkeypatch.setenv("JPY_SESSION_NAME", "notebook.ipynb")
-    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
-    seen = []
-    monkeypatch.setattr(controls, "display", lambda thing, **_: seen.append(thing))
-    return seen
-
-
-@pytest.fixture
-def headless(monkeypatch) -> None:
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-
-
 def test_parts_of_all_steps_are_the_traces_own():
     traces = trace.load(TRACE)
     every = traces.breakdown()
