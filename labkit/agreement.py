@@ -19,6 +19,7 @@ from labkit.errors import LabError
 
 # Logits of small chat models lie between 16 and 32, where bf16 numbers are 0.125 apart: two roundings.
 NEAR_TIE_NATS = 0.25
+ROUNDING = 1e-3  # of log-probabilities: two logits 0.25 apart come out as 0.2500001 too
 TOP = 20  # log-probabilities asked for; a token that is not among them was no near-tie
 
 
@@ -82,8 +83,13 @@ def judge(compared_rows: pd.DataFrame, server: Server | OnDemand) -> pd.DataFram
     """
     gaps = [None if row["identical"] else gap(row, server) for row in compared_rows.to_dict("records")]
     judged = compared_rows.assign(gap_nats=pd.array(gaps, dtype="Float64"))
-    judged["near_tie"] = (judged["gap_nats"] <= NEAR_TIE_NATS).astype("boolean")
+    judged["near_tie"] = within(judged["gap_nats"], NEAR_TIE_NATS)
     return judged.drop(columns=["prompt_token_ids", "prefix_ids"])
+
+
+def within(gaps: pd.Series, nats: float) -> pd.Series:
+    """Which gaps are at most so many nats; missing where the gap is."""
+    return (gaps <= nats + ROUNDING).astype("boolean")
 
 
 def gap(row: dict[str, Any], server: Server | OnDemand) -> float:

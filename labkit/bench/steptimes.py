@@ -24,6 +24,7 @@ EDGE = 4  # tokens at both ends of a stream that are left out
 TOKENS = {"smoke": 24, "demo": 48, "full": 96}
 PROMPT = "Write the numbers from {n} on, in words, one after the other:"
 RESAMPLES = 200
+BUNCHED = 0.5  # a median gap of less than this times the mean: most tokens came together with the one before
 
 
 def step_times(
@@ -42,6 +43,9 @@ def step_times(
     Request i begins i tokens further on in one recorded greedy answer, so the n tokens of a step are neighbours
     in one text, and touch the experts that a step verifying them would touch (tokens_are "neighbours"). Servers
     that return no token ids get n texts of their own ("independent": a mixture of experts then looks too dear).
+
+    Where n x streams answers come faster than server or client can deliver them, chunks arrive in bunches and the
+    gaps are no steps: step_ms is NaN there, and nothing is predicted from it.
 
     What differs from verifying a draft: attention reads the cached context n times, and n answers are sent
     instead of one; both make t(n) a little too long. A proposer, and what a server gives up for it, is not in
@@ -97,8 +101,10 @@ def inner_gaps(rows: pd.DataFrame) -> np.ndarray:
 
 
 def quartiles(values: np.ndarray) -> dict[str, float]:
-    """Median, quartiles and number of step times; NaN for none."""
+    """Median, quartiles and number of step times; NaN for none, and where they came in bunches."""
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]) if len(values) else [np.nan] * 3
+    if len(values) and middle < BUNCHED * values.mean():
+        low = middle = high = np.nan
     return {"step_ms": middle, "low_ms": low, "high_ms": high, "samples": len(values)}
 
 

@@ -36,7 +36,7 @@ def plot_speedup_by_k(points: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     of_k(ax, points)
     ax.set(title="Speedup by drafted tokens", xlabel="drafted tokens a step (k)", ylabel="speedup (×)")
     if len(points):
-        ax.legend(fontsize="small")
+        room_for_legend(ax, points)
     return ax
 
 
@@ -76,7 +76,7 @@ def plot_by_streams(
     ax.set_xticks(sorted(points["streams"].unique()), sorted(points["streams"].unique()))
     ax.set(title="Speedup by requests in flight", xlabel="streams (requests in flight)", ylabel="speedup (×)")
     if len(points):
-        ax.legend(fontsize="small")
+        room_for_legend(ax, points)
     return ax
 
 
@@ -98,6 +98,14 @@ def plot_by_category(categories: pd.DataFrame, *, ax: Axes | None = None) -> Axe
     if variants:
         ax.legend(fontsize="small")
     return ax
+
+
+def room_for_legend(ax: Axes, points: pd.DataFrame) -> None:
+    """A legend above all points. The y axis reaches what was measured and predicted, not a wide prediction's end:
+    an interval that goes on beyond it says so by running out of the figure."""
+    known = points.reindex(columns=["speedup_high", "predicted"]).astype(float)
+    ax.set_ylim(0, 1.5 * max(1.0, known.max().max()) if known.notna().any(axis=None) else None)
+    ax.legend(fontsize="small", loc="upper left")
 
 
 def of_k(ax: Axes, points: pd.DataFrame) -> None:

@@ -58,6 +58,8 @@ def test_failed_requests_and_missing_ids_are_no_outputs():
     [
         ({5: -1.0, 6: -1.1}, 0.1, True),
         ({5: -1.0, 6: -1.25}, 0.25, True),
+        ({5: -1.0, 6: -1.2500000596}, 0.25, True),  # two bf16 steps of logits, as log-probabilities come back
+        ({5: -1.0, 6: -1.2520000}, 0.252, False),
         ({5: -1.0, 6: -1.6}, 0.6, False),
         ({5: -1.0, 7: -1.1}, float("inf"), False),  # the variant's token is not among the likeliest
         ({7: -0.5, 5: -1.0, 6: -1.05}, 0.55, False),  # both are far below the best

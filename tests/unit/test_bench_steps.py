@@ -9,7 +9,7 @@ from sse_server import Reply, serving, usage
 
 from labkit import bench, costmodel
 from labkit.bench import rows as bench_rows
-from labkit.bench.steptimes import inner_gaps
+from labkit.bench.steptimes import inner_gaps, quartiles
 
 TEXT = list(range(100, 200))  # the one greedy answer that the toy model knows
 PROMPT = [7, 8]
@@ -151,3 +151,21 @@ def test_what_was_not_measured_is_not_made_up() -> None:
         model.speedup(2.5, 1)
     with pytest.raises(costmodel.BadEstimate, match=r"no t\(1\)"):
         costmodel.calibrate(TIMES[TIMES["n"] > 1])
+
+
+@pytest.mark.parametrize(
+    ("gaps", "median"),
+    [
+        ([2.0, 2.1, 1.9, 2.0], 2.0),
+        ([2.0] * 60 + [30.0], 2.0),  # a pause now and then
+        ([0.03] * 3 + [8.0], None),  # four tokens a step of 2 ms that were delivered together
+        ([0.03] * 12 + [26.0], None),
+    ],
+)
+def test_tokens_that_come_in_bunches_time_no_step(gaps, median):
+    found = quartiles(np.array(gaps))
+    assert found["samples"] == len(gaps)
+    if median is None:
+        assert np.isnan([found["step_ms"], found["low_ms"], found["high_ms"]]).all()
+    else:
+        assert found["step_ms"] == median
