@@ -13,7 +13,8 @@ from labkit.evaluation.candidates import BASELINE, EAGLE3
 from labkit.settings import Evaluation
 
 KINDS = {"prompt_id": "string", "category": "string", "identical": "bool", "position": "Int64"}
-KINDS |= {"gap_nats": "Float64", "near_tie": "boolean", "k": "int64", "streams": "int64", "allowed_nats": "float64"}
+KINDS |= {"gap_nats": "Float64", "near_tie": "boolean", "k": "int64", "streams": "int64"}
+KINDS |= {"allowed_nats": "float64"}
 OTHER = "other"
 
 
@@ -25,10 +26,10 @@ def none() -> pd.DataFrame:
 def judged_points(rows: pd.DataFrame, plain: OnDemand, settings: Evaluation) -> pd.DataFrame:
     """agreement.compare and judge of each greedy point of the head, with its k and streams; may be empty.
 
-    Every point is held against the baseline's first outputs at the settings' own concurrency. With other numbers of
-    requests in a step the engine's kernels round otherwise, with or without a head: there a gap counts as a near-tie
-    up to `allowed_nats`, the largest by which the baseline differs from itself at that many streams, if that is more.
-    Questions that were asked before are not asked again.
+    Every point is held against the baseline's first outputs at the settings' own concurrency. With other numbers
+    of requests in a step the engine's kernels round otherwise, with or without a head: there a gap counts as a
+    near-tie up to `allowed_nats`, the largest by which the baseline differs from itself at that many streams, if
+    that is more. Questions that were asked before are not asked again.
     """
     greedy = rows[(rows["temperature"] == 0) & rows["variant"].isin([BASELINE, EAGLE3])]
     own = greedy[(greedy["variant"] == BASELINE) & (greedy["streams"] == settings.concurrency)]
@@ -69,7 +70,8 @@ def sentence(compared: pd.DataFrame) -> str:
         return "No outputs could be compared: that takes token ids from both servers, and one with the head."
     wrong, points = len(agreement.unexplained(compared)), len(compared.groupby(["k", "streams"]))
     most = compared["allowed_nats"].max()
-    also = f", at more streams up to {most:.2g}, as the baseline from itself" if most > agreement.NEAR_TIE_NATS else ""
+    wide = most > agreement.NEAR_TIE_NATS
+    also = f", at more streams up to {most:.2g}, as the baseline from itself" if wide else ""
     told = (
         f"**{agreement.share_identical(compared):.0%}** of {len(compared)} greedy outputs at {points} points "
         f"of the sweep are identical; of those that differ, {wrong} do so by more than a near-tie "

@@ -38,7 +38,7 @@ def rows(**outputs: int) -> pd.DataFrame:
         ({"eagle3_3_1": 1}, [], [0.25]),
         ({"eagle3_3_1": 2}, [], [0.25]),
         ({"eagle3_3_1": 3}, [1], [0.25]),
-        # At 4 streams the baseline says 3 instead of 1 itself: the head may too, or anything nearer, nothing further.
+        # At 4 streams the baseline says 3 instead of 1 itself: the head may too, but nothing further off.
         ({"baseline_0_4": 3, "eagle3_3_1": 1, "eagle3_3_4": 3}, [], [0.25, 0.5]),
         ({"baseline_0_4": 3, "eagle3_3_1": 3, "eagle3_3_4": 3}, [1], [0.25, 0.5]),
         ({"baseline_0_4": 3, "eagle3_3_1": 1, "eagle3_3_4": 4}, [4], [0.25, 0.5]),
