@@ -14,7 +14,7 @@ from labkit.engine import holders, launch
 from labkit.settings import Evaluation
 
 CPU_SERVER_GB = 4.0  # a vLLM server's own memory on the CPU besides weights, its cache of 2 GiB included (LOG.md)
-FEW_CORES = 4  # below that many, servers stand side by side only when asked to
+FEW_CORES = 4  # below that many, a pair stands side by side at most, unless all are asked for
 CPU_SPARE_GB = 2.0  # left to everything else
 GPU_SERVER_GB = 6.0  # CUDA context, graphs, activations and a small cache
 GPU_SHARE = 0.85  # of what is free, dealt out to all servers: graphs and contexts lie beside their shares
@@ -58,8 +58,9 @@ def standing(settings: Evaluation, target: targets.Target | None, count: int, al
     """Which of `count` servers are to stand side by side: as `side_by_side` says; "auto" looks at the memory.
 
     "yes" means at least the pair, whatever the memory; without `target` (servers are attached) they stand anyway.
-    "auto" also says no at smoke scale, on a CPU of few cores, and where notebook 02 measured some of them in this
-    run: its rows are used.
+    "auto" also says no at smoke scale and where notebook 02 measured some of them in this run: its rows are used.
+    On a CPU of few cores it means the pair at most: the host's speed drifts by more than an idle server costs
+    (LOG.md, 2026-12-01), which was measured with one.
     """
     if settings.side_by_side == "no" or count < 2:
         return Standing(NONE, 0.0, "as side_by_side says" if count > 1 else "there is one server")
@@ -70,15 +71,16 @@ def standing(settings: Evaluation, target: targets.Target | None, count: int, al
     if settings.side_by_side == "auto" and any((path / "run.json").exists() for path in also):
         return Standing(NONE, 0.0, "notebook 02's rows of this run are used")
     gpu = not launch.on_cpu()
-    if settings.side_by_side == "auto" and not gpu and cores() < FEW_CORES:
-        return Standing(NONE, 0.0, f"{cores()} cores: an idle server might slow the one that is measured")
     each, free, total = on_gpu(target) if gpu else on_cpu(target)
     fits = int(free // each)
     asked = settings.side_by_side == "yes"
+    few = not asked and not gpu and cores() < FEW_CORES
+    fits = min(fits, 2) if few and count > 2 else fits
     servers = ALL if fits >= count else PAIR if fits >= 2 or asked else NONE
     number = {ALL: count, PAIR: 2, NONE: 1}[servers]
     share = (free / total if total else GPU_SHARE) / number if gpu and number > 1 else 0.0
     why = f"a server needs about {each:.1f} GB, {free:.1f} GB are free, {count} servers"
+    why += f", {cores()} cores" if few else ""
     return Standing(servers, share, why, max(1.0, share * total - each) if share and total else 0.0)
 
 
