@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 
@@ -27,23 +28,23 @@ def judged_points(rows: pd.DataFrame, plain: OnDemand, settings: Evaluation) -> 
     """agreement.compare and judge of each greedy point of the head, with its k and streams; may be empty.
 
     Every point is held against the baseline's first outputs at the settings' own concurrency. With other numbers
-    of requests in a step the engine's kernels round otherwise, with or without a head: there a gap counts as a
-    near-tie up to `allowed_nats`, the largest by which the baseline differs from itself at that many streams, if
-    that is more. Questions that were asked before are not asked again.
+    of tokens in a step the engine's kernels round otherwise, with or without a head: at more streams a gap counts
+    as a near-tie up to `allowed_nats`, the largest by which the baseline at any such number of streams differs
+    from itself, if that is more. Questions that were asked before are not asked again.
     """
     greedy = rows[(rows["temperature"] == 0) & rows["variant"].isin([BASELINE, EAGLE3])]
-    own = greedy[(greedy["variant"] == BASELINE) & (greedy["streams"] == settings.concurrency)]
-    found = []
-    for (k, streams), mine in greedy[greedy["variant"] == EAGLE3].groupby(["k", "streams"]):
-        itself = greedy[(greedy["variant"] == BASELINE) & (greedy["streams"] == streams)]
-        try:
+    plainly = greedy["variant"] == BASELINE
+    own = greedy[plainly & (greedy["streams"] == settings.concurrency)]
+    found, apart = [], [agreement.NEAR_TIE_NATS]
+    with contextlib.suppress(agreement.NoTokenIds):  # other servers than vLLM: the words cannot be compared
+        for _, itself in greedy[plainly & (greedy["streams"] != settings.concurrency)].groupby("streams"):
+            gaps = judged(against(own, itself), plain, settings)["gap_nats"]
+            apart += list(gaps[gaps < math.inf])
+        for (k, streams), mine in greedy[~plainly].groupby(["k", "streams"]):
             compared = judged(against(own, mine), plain, settings)
-            apart = judged(against(own, itself), plain, settings)["gap_nats"] if len(itself) else pd.Series()
-        except agreement.NoTokenIds:  # other servers than vLLM: the speedup stands, the words cannot be compared
-            continue
-        allowed = max([agreement.NEAR_TIE_NATS, *apart[apart < math.inf]])
-        compared["near_tie"] = agreement.within(compared["gap_nats"], allowed)
-        found.append(compared.assign(k=k, streams=streams, allowed_nats=allowed))
+            allowed = agreement.NEAR_TIE_NATS if streams == settings.concurrency else max(apart)
+            compared["near_tie"] = agreement.within(compared["gap_nats"], allowed)
+            found.append(compared.assign(k=k, streams=streams, allowed_nats=allowed))
     return pd.concat(found, ignore_index=True) if found else none()
 
 

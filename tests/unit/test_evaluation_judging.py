@@ -43,6 +43,8 @@ def rows(**outputs: int) -> pd.DataFrame:
         ({"baseline_0_4": 3, "eagle3_3_1": 3, "eagle3_3_4": 3}, [1], [0.25, 0.5]),
         ({"baseline_0_4": 3, "eagle3_3_1": 1, "eagle3_3_4": 4}, [4], [0.25, 0.5]),
         ({"baseline_0_4": 1, "eagle3_3_1": 1, "eagle3_3_4": 3}, [4], [0.25, 0.25]),
+        # A step of the head's at 4 streams has 16 tokens: the baseline at 16 streams is a witness too.
+        ({"baseline_0_4": 1, "baseline_0_16": 3, "eagle3_3_1": 1, "eagle3_3_4": 3}, [], [0.25, 0.5]),
         ({"eagle3_3_1": 1, "eagle3_3_4": 3}, [4], [0.25, 0.25]),  # the baseline was not measured there
     ],
 )
