@@ -9,7 +9,9 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 CHROMIUM := /usr/bin/chromium
 
-GROUPS := unit faults docs engine notebooks browser
+# Two processes share the tests that need no engine; an engine takes all cores and much of the memory.
+SIDE_BY_SIDE := unit docs
+ALONE := faults engine notebooks browser
 
 .PHONY: help setup demo test unit browser soak bench lab lint format render lock clean
 
@@ -33,7 +35,8 @@ demo: setup  ## the five notebooks at demo scale, and the page that shows them
 	$(BIN)/labkit run all --run-id demo --scale demo
 
 test: setup lint $(CHROMIUM)  ## unit tests, real engine, notebooks, JupyterLab in a browser
-	$(BIN)/python -m pytest $(GROUPS:%=tests/%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(SIDE_BY_SIDE:%=tests/%)
+	$(BIN)/python -m pytest $(ALONE:%=tests/%)
 
 $(CHROMIUM):  # Debian's; the browser tests drive it
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
