@@ -63,7 +63,8 @@ def compared(predicted: pd.DataFrame, client: pd.DataFrame, measured: pd.DataFra
         client.loc[~client["profiled"].astype(bool), "gap_ms"].dropna() if len(client) else pd.Series(dtype=float)
     )
     base = {"fix": BASE, "what": "the base", "tpot_ms": plain.median(), "speedup_low": 1.0, "speedup_high": 1.0}
-    rows = [base | {"measured_speedup": 1.0 if len(plain) else np.nan, "because": "", "error": ""}]
+    unmeasured = ratio(np.zeros(0), np.zeros(0))  # the columns are there without any fix, too
+    rows = [base | unmeasured | {"measured_speedup": 1.0 if len(plain) else np.nan, "because": "", "error": ""}]
     for row in predicted.itertuples():
         mine = measured[measured["fix"] == row.fix]
         gaps = mine["gap_ms"].dropna()

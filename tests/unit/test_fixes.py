@@ -14,8 +14,10 @@ from labkit import fixes, trace
 from labkit.collectives import decode_bytes
 from labkit.engine import EngineFailed, variants
 from labkit.fixes import choosing, measuring, predicting
+from labkit.plots.fixes import plot_fixes
 from labkit.settings import Profiling
 from labkit.targets.geometry import geometry
+from labkit.trace import profiler
 
 DENSE, MOE = geometry("smollm2-tp2"), geometry("mini-kimi")
 REAL = Path(__file__).parents[1] / "data" / "trace_tp2_cpu"
@@ -184,6 +186,18 @@ def test_nothing_measured_says_how_to(base: trace.Trace) -> None:
         fixes.predict(base, DENSE), pd.DataFrame(), pd.DataFrame(columns=["fix", "gap_ms", "error"])
     )
     assert "fixes=name=URL" in fixes.sentence(table, pd.DataFrame())
+
+
+@pytest.mark.parametrize("gaps", [[], [1.0, 1.1]], ids=["brought traces", "served here"])
+def test_one_rank_s_table_of_no_fix_is_drawn_and_said(gaps: list[float]) -> None:
+    """One rank has no communication: nothing is predicted, and the base stands alone."""
+    none = fixes.predict(trace.load(REAL), DENSE).iloc[:0]
+    client = client_of(gaps) if gaps else profiler.as_frame([], False)
+    table = fixes.compared(none, client, none.assign(gap_ms=0.0, error=""))
+    assert list(table["fix"]) == [measuring.BASE]
+    assert table[["measured_low", "measured_high"]].isna().all(axis=None)
+    assert plot_fixes(table).get_title()
+    assert "One rank" in fixes.sentence(table, pd.DataFrame())
 
 
 def test_a_fix_that_does_not_start_keeps_the_others(
