@@ -49,7 +49,7 @@ browser: setup $(CHROMIUM)  ## JupyterLab in a browser; pictures in outputs/ci
 unit: setup  ## the tests that need no engine
 	$(BIN)/python -m pytest tests/unit
 
-soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in each place (about 40 minutes)
+soak: setup $(CHROMIUM)  ## the probe of every seam, n-gram over 40 prompts, each kill in each place, the fuzzers, Run All in a browser (hours)
 	$(BIN)/labkit doctor --probe
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/unit/test_train_resume.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/faults
@@ -57,6 +57,7 @@ soak: setup  ## the probe of every seam, n-gram over 40 prompts, each kill in ea
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_swap.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/engine/test_extract_real.py
 	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/notebooks -k killed
+	LABKIT_SOAK=1 $(BIN)/python -m pytest tests/browser -k "others"
 
 PEERS := .venv/peers
 $(PEERS)/.ready: requirements/bench.txt $(BIN)/.ready

@@ -3,6 +3,7 @@
 The pictures in outputs/ci are for people.
 """
 
+import os
 import re
 
 import psutil
@@ -24,6 +25,7 @@ await widgets.stoppable(
     lambda stop: [show(rows[:2]), print("working"), stop.wait(100), show(rows), print("saved")]
 );
 """
+SOAK = os.environ.get("LABKIT_SOAK") == "1"
 REFUSED = "settings.NgramBaseline.from_notebook({'temperature': -1.0})"
 
 
@@ -100,3 +102,16 @@ def test_a_button_and_an_interrupt_stop_a_cell_and_an_error_says_what_to_do(lab:
     assert "what to do: raise temperature" in told
     assert "Traceback" not in told
     assert len(told.splitlines()) < 8
+
+
+@pytest.mark.skipif(not SOAK, reason="make soak: a quarter of an hour; headless they run in tests/notebooks")
+@pytest.mark.parametrize("number", ["01", "04", "05"])
+def test_the_others_run_too_from_top_to_bottom(lab: Lab, number: str):
+    """In this order: 05 evaluates the head that 04 trained. Progress is bars and lines, no floods of logs."""
+    lab.open(copy(number))
+    lab.run_all()
+    lab.finish(800)
+    lab.picture(f"{number}-run")
+    printed = [len(lab.text(cell).splitlines()) for cell in range(len(lab.state()["cells"]))]
+    assert max(printed) <= 60, printed
+    assert not lab.servers()
