@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -48,7 +49,8 @@ class Source:
         return [Path(storage)] if storage else []
 
     def __enter__(self) -> Source:
-        """Remove what an earlier, killed run left in the server's folder."""
+        """Refuse rows that the server cannot take, before the first; remove what a killed run left there."""
+        self.refuse_long_rows()
         for folder in self.staging():
             self.sweep(folder)
         return self
@@ -63,6 +65,26 @@ class Source:
             done = sum(record.states_path(self.order.out_dir, row).exists() for row in self.order.rows)
             total = len(self.order.rows)
             raise conversations.lost(self.server, error, done, total, self.order.out_dir) from error
+
+    def refuse_long_rows(self) -> None:
+        """Raises NoStates where a row and the token that is asked for do not fit the server's context."""
+        context = self.context()
+        long = [row for row in self.order.rows if len(self.order.tokens[row]) >= context]
+        if long:
+            longest = max(len(self.order.tokens[row]) for row in long)
+            raise NoStates(
+                f"{len(long)} of {len(self.order.rows)} rows, row {long[0]} the first, are too long for the "
+                f"context of {context:.0f} tokens of the server at {self.server.base_url}; the longest has "
+                f"{longest}",
+                f"start it with max_model_len={longest + 1}, or cut the rows; nothing was asked for yet",
+            )
+
+    def context(self) -> float:
+        """The server's max_model_len; infinite where it does not say (another engine than vLLM)."""
+        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
+            entries = self.client.get(f"{self.server.base_url}/models").json()["data"]
+            return float({each["id"]: each for each in entries}[self.server.model]["max_model_len"])
+        return math.inf
 
     def fetch(self, row: int) -> None:
         """One row: ask, wait for the file, check it and move it to its name."""

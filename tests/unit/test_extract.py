@@ -235,6 +235,46 @@ def test_a_server_without_states_is_told_apart(tmp_path, monkeypatch, target, da
         run(dataset, server, tmp_path / "hs", target)
 
 
+@pytest.mark.parametrize(
+    ("entries", "refused"),
+    [
+        ([{"id": "m", "max_model_len": 4}], [2]),
+        ([{"id": "m", "max_model_len": 3}], [1, 2]),
+        ([{"id": "m", "max_model_len": 5}], []),
+        ([{"id": "other", "max_model_len": 1}], []),
+        ([{"id": "m"}], []),
+        ([{"id": "m", "max_model_len": None}], []),
+        (None, []),
+    ],
+)
+def test_rows_beyond_the_server_s_context_are_refused_before_the_first(
+    tmp_path, monkeypatch, target, entries, refused
+):
+    """Rows of 2, 3 and 4 tokens; one more is asked for."""
+    dataset = tmp_path / "lengths"
+    rows = [{"input_ids": [1] * n, "loss_mask": [True] * n, "split": "train"} for n in (2, 3, 4)]
+    files.write_parquet(dataset / "dataset.parquet", pd.DataFrame(rows))
+    server = FakeServer(monkeypatch, target, tmp_path / "s")
+    states = server.reply
+
+    def reply(request):
+        return (
+            httpx.Response(200, json={"data": entries})
+            if request.url.path.endswith("/models")
+            else states(request)
+        )
+
+    monkeypatch.setattr(served.httpx, "Client", lambda **_: CLIENT(transport=httpx.MockTransport(reply)))
+    if not refused:
+        run(dataset, server, tmp_path / "hs", target)
+        assert len(server.asked) == 3
+        return
+    with pytest.raises(extract.NoStates, match=f"{len(refused)} of 3 rows, row {refused[0]}") as error:
+        run(dataset, server, tmp_path / "hs", target)
+    assert "max_model_len=5" in error.value.remedy
+    assert server.asked == []
+
+
 def test_a_full_disk_is_refused_before_the_server_starts(tmp_path, monkeypatch, target, dataset):
     usage = SimpleNamespace(total=1, used=1, free=1000)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage)
