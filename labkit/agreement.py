@@ -54,6 +54,10 @@ def compare(rows: pd.DataFrame, baseline: str, variant: str) -> pd.DataFrame:
             f"no token ids from both {baseline!r} and {variant!r}", "compare on vLLM servers, which return them"
         )
     shared = [prompt for prompt in sides[0].index if prompt in sides[1].index]
+    if not shared:
+        raise NoTokenIds(
+            f"{baseline!r} and {variant!r} answered no prompt both", "measure both on the same prompts"
+        )
     return pd.DataFrame([compared(prompt, *(side.loc[prompt] for side in sides)) for prompt in shared])
 
 

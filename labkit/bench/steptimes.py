@@ -24,7 +24,9 @@ EDGE = 4  # tokens at both ends of a stream that are left out
 TOKENS = {"smoke": 24, "demo": 48, "full": 96}
 PROMPT = "Write the numbers from {n} on, in words, one after the other:"
 RESAMPLES = 200
-BUNCHED = 0.5  # a median gap of less than this times the mean: most tokens came together with the one before
+# Tokens that come together with the one before: a quarter or more of the gaps hardly anything beside the median,
+# or the median itself hardly anything beside the mean. Steps vary less, and a stall now and then moves neither.
+UNEVEN, BUNCHED = 0.4, 0.1
 
 
 def step_times(
@@ -45,7 +47,7 @@ def step_times(
     that return no token ids get n texts of their own ("independent": a mixture of experts then looks too dear).
 
     Where n x streams answers come faster than server or client can deliver them, chunks arrive in bunches and the
-    gaps are no steps: step_ms is NaN there, and nothing is predicted from it.
+    gaps are no steps: such an n has no row, and without n = 1 there is none, since every ratio is over it.
 
     What differs from verifying a draft: attention reads the cached context n times, and n answers are sent
     instead of one; both make t(n) a little too long. A proposer, and what a server gives up for it, is not in
@@ -63,7 +65,9 @@ def step_times(
         answers = run(server, prompts, max_tokens=tokens, repeats=repeats, **options)
         gaps = [inner_gaps(group) for _, group in succeeded(answers).groupby("repeat")]
         rows.append({"n": n, "streams": count} | quartiles(np.concatenate(gaps)) | {"tokens_are": kind})
-    return pd.DataFrame(rows, columns=COLUMNS)
+    found = pd.DataFrame(rows, columns=COLUMNS).dropna(subset=["step_ms"]).reset_index(drop=True)
+    lost = [count for count in several if 1 in ns and not ((found["n"] == 1) & (found["streams"] == count)).any()]
+    return found[~found["streams"].isin(lost)].reset_index(drop=True)
 
 
 def refuse_speculation(server: Any) -> None:
@@ -103,7 +107,7 @@ def inner_gaps(rows: pd.DataFrame) -> np.ndarray:
 def quartiles(values: np.ndarray) -> dict[str, float]:
     """Median, quartiles and number of step times; NaN for none, and where they came in bunches."""
     low, middle, high = np.quantile(values, [0.25, 0.5, 0.75]) if len(values) else [np.nan] * 3
-    if len(values) and middle < BUNCHED * values.mean():
+    if len(values) and (low < UNEVEN * middle or middle < BUNCHED * values.mean()):
         low = middle = high = np.nan
     return {"step_ms": middle, "low_ms": low, "high_ms": high, "samples": len(values)}
 
@@ -175,7 +179,7 @@ def kept(
     """Step times from the stage's folder (or `also`), else measured now.
 
     For n = 1 to `longest` at one stream, and where `points` are given the n of each of its numbers of streams.
-    With a warning, none where the server speculates.
+    With a warning, none where the server speculates. What could not be timed (`step_times`) has no row.
     """
     name = "step-times" if variant == "baseline" else f"step-times-{variant}"
     parts = [kept_at(settings, server, name, range(1, longest + 1), 1, {"longest": longest}, also)]
@@ -210,5 +214,6 @@ def kept_at(
     except BadRun as error:
         warnings.warn(f"no step times: {error.what}", stacklevel=2)
         return pd.DataFrame(columns=COLUMNS)
-    files.write_parquet(folder / "measured" / file, times)
+    if len(times) == len(set(ns)):  # else it is tried again the next time
+        files.write_parquet(folder / "measured" / file, times)
     return times

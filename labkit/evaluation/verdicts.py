@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from labkit import agreement
 from labkit.acceptance import Acceptance
 from labkit.costmodel import stops_paying
 from labkit.engine import sampling
@@ -103,8 +104,13 @@ def headline(
 def sweep_headline(
     measured: Measured, table: pd.DataFrame, categories: pd.DataFrame, settings: Evaluation
 ) -> dict[str, Any]:
-    """More scalars: the best k and what it brings, the crossover, lengths averaged over categories, rates."""
+    """More scalars: the best k and what it brings, the crossover, lengths averaged over categories, rates.
+
+    Outputs that differ from greedy by more than a near-tie make the verdict a no-go.
+    """
     values: dict[str, Any] = {"best_k": measured.best_k, "most_streams": max(settings.streams)}
+    if len(agreement.unexplained(measured.compared)):
+        values["verdict"] = "no-go"  # over what the speed says
     row = best(measured, table, settings)
     for name in ("acceptance_length", "tok_s"):
         values[f"best_k_{name}"] = row.get(name)
@@ -133,6 +139,11 @@ def conclusion(
     said = [
         f"**{verdict(speedups)}** on the benchmark's prompts, **{verdict(speedups, HELD_OUT)}** on held-out ones."
     ]
+    if wrong := len(agreement.unexplained(measured.compared)):
+        said = [
+            f"**no-go**, whatever the speed: {wrong} outputs differ from greedy by more than a near-tie.",
+            *said,
+        ]
     for line in speedups[speedups["variant"] == EAGLE3].to_dict("records"):
         said.append(f"{line['prompts_set'].capitalize()} prompts: speedup {told(line)}.")
     said += [f"Acceptance length, {name}: {found.mean_length:.2f}." for name, found in accepted.items()]

@@ -50,7 +50,11 @@ class Source:
 
     def __enter__(self) -> Source:
         """Refuse rows that the server cannot take, before the first; remove what a killed run left there."""
-        self.refuse_long_rows()
+        try:
+            self.refuse_long_rows()
+        except NoStates:
+            self.client.close()
+            raise
         for folder in self.staging():
             self.sweep(folder)
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +11,9 @@ from sse_server import Reply, serving, usage
 
 from labkit import bench, costmodel
 from labkit.bench import rows as bench_rows
+from labkit.bench import steptimes
 from labkit.bench.steptimes import inner_gaps, quartiles
+from labkit.settings import NgramBaseline
 
 TEXT = list(range(100, 200))  # the one greedy answer that the toy model knows
 PROMPT = [7, 8]
@@ -157,9 +161,13 @@ def test_what_was_not_measured_is_not_made_up() -> None:
     ("gaps", "median"),
     [
         ([2.0, 2.1, 1.9, 2.0], 2.0),
+        ([1.1] * 4 + [1.5] * 5 + [2.4] * 4, 1.5),  # an H200's plain steps, seen by a client
         ([2.0] * 60 + [30.0], 2.0),  # a pause now and then
+        ([20.0] * 29 + [700.0], 20.0),  # a stall among few
         ([0.03] * 3 + [8.0], None),  # four tokens a step of 2 ms that were delivered together
         ([0.03] * 12 + [26.0], None),
+        ([0.03, 4.0] * 20, None),  # pairs
+        ([0.03] * 10 + [3.3] * 15, None),  # most, but not all, one by one
     ],
 )
 def test_tokens_that_come_in_bunches_time_no_step(gaps, median):
@@ -169,3 +177,28 @@ def test_tokens_that_come_in_bunches_time_no_step(gaps, median):
         assert np.isnan([found["step_ms"], found["low_ms"], found["high_ms"]]).all()
     else:
         assert found["step_ms"] == median
+
+
+@pytest.mark.parametrize(("bunched", "left"), [({2}, [1, 3]), ({1}, []), (set(), [1, 2, 3])])
+def test_what_came_in_bunches_has_no_row_and_is_timed_again(monkeypatch, tmp_path, bunched, left):
+    """Without t(1) no row is of use. Only a whole table is kept on disk."""
+    asked = []
+
+    def told(server, prompts, *, variant, **options):
+        asked.append(variant)
+        n = 0 if variant == "text" else int(variant.split()[0])
+        ids = {"prompt_token_ids": PROMPT, "output_token_ids": TEXT[:4], "repeat": 0, "error": None}
+        return pd.DataFrame([ids | {"n": n}])
+
+    def gaps(group):
+        return np.array([0.01, 5.0] * 20 if int(group["n"].iloc[0]) in bunched else [10.0] * 20)
+
+    monkeypatch.setattr(steptimes, "run", told)
+    monkeypatch.setattr(steptimes, "inner_gaps", gaps)
+    monkeypatch.setattr(steptimes, "refuse_speculation", lambda server: None)
+    chosen = NgramBaseline(run_id="r", scale="smoke")
+    monkeypatch.setattr(NgramBaseline, "folder", tmp_path)
+    for repeat in range(2):
+        times = steptimes.kept(chosen, SimpleNamespace(get=lambda: None), 3)
+        assert times["n"].tolist() == left, repeat
+    assert len(asked) == (4 if not bunched else 8)

@@ -42,6 +42,8 @@ def rows(**outputs: int) -> pd.DataFrame:
         ({"baseline_0_4": 3, "eagle3_3_1": 1, "eagle3_3_4": 3}, [], [0.25, 0.5]),
         ({"baseline_0_4": 3, "eagle3_3_1": 3, "eagle3_3_4": 3}, [1], [0.25, 0.5]),
         ({"baseline_0_4": 3, "eagle3_3_1": 1, "eagle3_3_4": 4}, [4], [0.25, 0.5]),
+        # A baseline that is far off itself is no witness, and allows nothing.
+        ({"baseline_0_4": 4, "eagle3_3_1": 1, "eagle3_3_4": 3}, [4], [0.25, 0.25]),
         ({"baseline_0_4": 1, "eagle3_3_1": 1, "eagle3_3_4": 3}, [4], [0.25, 0.25]),
         # A step of the head's at 4 streams has 16 tokens: the baseline at 16 streams is a witness too.
         ({"baseline_0_4": 1, "baseline_0_16": 3, "eagle3_3_1": 1, "eagle3_3_4": 3}, [], [0.25, 0.5]),
@@ -60,3 +62,24 @@ def test_a_head_may_differ_by_as_much_as_the_baseline_does_from_itself(settings,
 def test_a_token_beyond_the_likeliest_allows_nothing(settings):
     measured = rows(baseline_0_1=1, baseline_0_4=9, eagle3_3_4=3)
     assert len(agreement.unexplained(judging.judged_points(measured, None, settings))) == 1
+
+
+def test_one_point_without_ids_takes_no_other_with_it(settings):
+    measured = rows(baseline_0_1=1, baseline_0_4=1, eagle3_3_1=3, eagle3_3_4=1)
+    measured["output_token_ids"] = measured["output_token_ids"].where(measured["streams"] == 1, None)
+    judged = judging.judged_points(measured, None, settings)
+    assert judged["streams"].tolist() == [1, 1]
+    assert len(agreement.unexplained(judged)) == 1
+
+
+def test_several_streams_as_the_settings_own_have_witnesses_too(settings):
+    settings.concurrency = 8
+    judged = judging.judged_points(rows(baseline_0_8=1, baseline_0_1=3, eagle3_3_8=3), None, settings)
+    assert judged["allowed_nats"].unique().tolist() == [0.5]
+    assert agreement.unexplained(judged).empty
+
+
+def test_no_shared_prompt_is_nothing_compared(settings):
+    measured = rows(baseline_0_1=1, eagle3_3_1=1)
+    measured.loc[measured["variant"] == "eagle3", "prompt_id"] = ["x", "y"]
+    assert judging.judged_points(measured, None, settings).empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import threading
 from pathlib import Path
@@ -479,3 +480,20 @@ def test_step_times_of_notebook_02_are_used(tmp_path, monkeypatch):
     assert found["n"].tolist() == [1, 2, 3, 4, 5, 6]
     bench.steptimes.kept(at, server, 6, points={4: (1, 3)}, also=[earlier.folder])
     assert calls[1:] == [[1, 3]]
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_words_that_differ_are_no_go_whatever_the_speed(near):
+    chosen = Evaluation(sweep_k="2", num_speculative_tokens=2, sweep_streams="1")
+    rows = [row("baseline", 0, 1, f"p{i}", "c", 20.0) for i in range(6)]
+    rows += [row("eagle3", 2, 1, f"p{i}", "c", 10.0 + i / 10, drafts=5, drafted=10, accepted=5) for i in range(6)]
+    compared = pd.DataFrame({"identical": [False, True], "near_tie": pd.array([near, None], "boolean")})
+    measured = dataclasses.replace(made(rows), compared=compared)
+    points = evaluation.points(measured, UNTIMED, 0)
+    categories = evaluation.by_category(measured, UNTIMED, 0)
+    told = evaluation.sweep_headline(measured, points, categories, chosen)
+    assert told.get("verdict") == (None if near else "no-go")
+    speedups = evaluation.speedups(measured.everything, ["eagle3"], 0)
+    said = evaluation.conclusion(chosen, measured, speedups, points, {}, None)
+    assert said.startswith("**go**") == near
+    assert ("1 outputs differ from greedy by more than a near-tie" in said) != near
