@@ -22,6 +22,7 @@ import pytest
 from labkit import acceptance, engine
 from labkit.engine import launch, urls
 from labkit.engine.service import state
+from labkit.engine.service import swap as swap_module
 
 STANDIN = Path(__file__).parent / "standin"
 SOAK = os.environ.get("LABKIT_SOAK") == "1"
@@ -458,6 +459,24 @@ def test_restore_ends_a_swap_that_is_under_way(machine):
     said, _ = lab.communicate(timeout=60)
     assert "SwapEnded" in said, "its figures must not pass for the variant's"
     assert lab.returncode == 1
+    machine.at_rest()
+
+
+def test_restore_ends_a_swap_whose_block_did_not_begin(machine, monkeypatch):
+    """Between the variant's first answer and the block somebody else is quicker."""
+    waited = swap_module.wait_for
+
+    def then_restored(state, guard, what, phases):
+        waited(state, guard, what, phases)
+        if "ready" in phases:
+            engine.restore("llm")
+
+    monkeypatch.setattr(swap_module, "wait_for", then_restored)
+    with (
+        pytest.raises(engine.SwapEnded, match="before the block began"),
+        engine.swap(machine.plan(), apply=True),
+    ):
+        raise AssertionError("the block must not run")
     machine.at_rest()
 
 

@@ -61,7 +61,7 @@ def swap(plan: SwapPlan, apply: bool = False) -> contextlib.AbstractContextManag
     Without `apply` the plan itself is returned, which shows what would be done. The original comes back after an
     error, Ctrl-C, SIGTERM, SIGHUP, kill -9 of this process, and when the variant does not start.
     Raises SwapRefused, SwapBusy, VariantFailed, PortHeld, GpuMemoryHeld, ProcessesStay, NotRestored, GuardDied;
-    SwapEnded after a block in which somebody restored the original.
+    SwapEnded where somebody restored the original, before the block or in it.
     """
     return applied(plan) if apply else plan
 
@@ -81,7 +81,7 @@ def applied(plan: SwapPlan) -> Iterator[server.Server]:
                 guard = start_guard(plan, read_end, held)
                 os.close(read_end)
                 wait_for(state, guard, f"swapping {plan.service} for {plan.unit}", ("ready", *ENDED))
-                yield served(plan, state)
+                yield served(plan, state, guard)
                 check_served(plan, state)
             finally:
                 dismiss(write_end)
@@ -162,10 +162,16 @@ def wait_for(state: State, guard: subprocess.Popen[bytes], what: str, phases: tu
         time.sleep(POLL_S)
 
 
-def served(plan: SwapPlan, state: State) -> server.Server:
+def served(plan: SwapPlan, state: State, guard: subprocess.Popen[bytes]) -> server.Server:
     """The variant's server; raises what kept it from serving."""
-    if state.read()["phase"] != "ready":
+    phase = state.read()["phase"]
+    if phase != "ready":
         raise_stored(state)
+        if phase in ENDED or guard.poll() is None:
+            raise SwapEnded(
+                f"the swap of {plan.service} for {plan.unit} was ended before the block began; it is {phase}",
+                "nothing was measured: run it again",
+            )
         raise GuardDied(
             f"the guard of the swap of {plan.service} ended before {plan.unit} served",
             f"the original was put back; {plan.folder / 'guard.log'} may say why",
