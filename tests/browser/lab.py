@@ -100,6 +100,15 @@ class Lab:
         name = self.page.locator(f".widget-label:text-is('{label}')")
         return self.page.locator(".widget-inline-hbox").filter(has=name).first
 
+    def look_at(self, label: str) -> None:
+        """Bring a control and its plot into view, and wait until they are painted there.
+
+        A notebook shows only the cells near the view, and paints those that come into it a moment later.
+        """
+        self.knob(label).scroll_into_view_if_needed()
+        self.until(lambda: in_view(self.knob(label)), 30)
+        self.page.wait_for_timeout(1000)
+
     def shown(self, knob: Locator) -> bytes:
         """The picture of the plot that a knob belongs to."""
         box = knob.locator("xpath=ancestor::*[contains(@class, 'widget-vbox')][1]")
@@ -140,6 +149,12 @@ class Lab:
         self.until(lambda: self.state()["status"] == "idle", 60)
         self.page.evaluate("async () => { await window.jupyterapp.serviceManager.sessions.shutdownAll(); }")
         self.page.close()
+
+
+def in_view(control: Locator) -> bool:
+    """Whether a control lies wholly within the window."""
+    box, size = control.bounding_box(), control.page.viewport_size
+    return bool(box and size and box["y"] >= 0 and box["y"] + box["height"] <= size["height"])
 
 
 def copy(notebook: str, **parameters: Any) -> Path:

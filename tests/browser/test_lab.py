@@ -45,8 +45,9 @@ def test_notebook_03_runs_and_its_sliders_redraw(lab: Lab, engine_started):
     lab.page.hover(".lm-Menu-itemLabel:text-is('Theme')")
     lab.page.click(".lm-Menu-itemLabel:text-is('JupyterLab Dark')")
     lab.page.wait_for_selector("[data-jp-theme-light=false]", state="attached")
+    lab.look_at("acceptance length")
     lab.picture("03-what-if-dark")
-    lab.knob("tokens n").scroll_into_view_if_needed()
+    lab.look_at("tokens n")
     lab.picture("03-experts-dark")
 
 
