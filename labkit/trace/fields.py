@@ -139,5 +139,5 @@ def as_row(event: dict[str, Any]) -> tuple[Any, ...]:
         for key in ("cat", "name")
     )
     lane = f'{json.dumps(event.get("pid", ""))}, "tid": {json.dumps(event.get("tid", ""))}'.encode()
-    times = (str(event.get(key, 0)).encode() for key in ("ts", "dur"))
+    times = (str(event.get(key, 0)).encode(errors="replace") for key in ("ts", "dur"))
     return (cat, name, lane, *times, args if isinstance(args, dict) else None)

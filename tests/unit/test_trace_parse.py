@@ -324,3 +324,10 @@ def test_processes_of_their_own_read_the_same(tmp_path: Path, monkeypatch: pytes
     kineto.write(folder / "rank5.json", graph_trace(0))
     with pytest.raises(trace.NoKernels, match="rank5"):
         trace.load(folder)
+
+
+@pytest.mark.parametrize("key", ["cat", "name", "ts", "dur"])
+def test_text_that_no_encoding_has_is_a_mark_and_no_crash(key: str) -> None:
+    """A lone surrogate, which JSON can spell; found by the fuzzer in a time."""
+    event = {"cat": "kernel", "name": "k", "pid": 0, "tid": 0, "ts": 1, "dur": 1} | {key: "\ud800"}
+    assert b"?" in fields.as_row(event)
