@@ -31,25 +31,47 @@ def contents(path: Path) -> Iterator[bytes]:
     raw = path.read_bytes()
     if path.suffix in {".ipynb", ".html"}:  # in a picture any few letters are found
         raw = re.sub(rb"(?<=base64,)[A-Za-z0-9+/=\s]+|(?<=\"image/png\": \")[A-Za-z0-9+/=\\]+", b"", raw)
-    if path.suffix in {".parquet", ".png"}:  # packed pixels and pages are no text
-        yield from packed(path)
-        return
-    yield raw
-    if path.suffix == ".gz":
-        yield gzip.decompress(raw)
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            yield from (archive.read(name) for name in archive.namelist())
+    unpack = {".parquet": table, ".png": picture, ".gz": gzipped, ".safetensors": tensors}
+    # Packed bytes, pixels and numbers are no text: any few letters are found in them sooner or later.
+    if path.suffix in unpack:
+        yield from unpack[path.suffix](path)
+    elif zipfile.is_zipfile(path):
+        yield from archived(path)
+    else:
+        yield raw
 
 
-def packed(path: Path) -> Iterator[bytes]:
-    """The text in a parquet file or a picture."""
-    if path.suffix == ".png":
-        with Image.open(path) as image:
-            yield "\n".join(f"{name}: {value}" for name, value in image.info.items()).encode()
-        return
-    table = pq.read_table(path)
-    yield str(table.schema.metadata).encode()
-    for column in table.itercolumns():
+def gzipped(path: Path) -> Iterator[bytes]:
+    """What is packed, and the name in the header (RFC 1952: a flag in byte 3, the name from byte 10 on)."""
+    raw = path.read_bytes()
+    yield gzip.decompress(raw)
+    if raw[3] & 8:
+        yield raw[10 : raw.index(b"\0", 10)]
+
+
+def archived(path: Path) -> Iterator[bytes]:
+    """The members, but for the numbers in a file of torch (its data/0, data/1, ...), and their names."""
+    with zipfile.ZipFile(path) as archive:
+        yield "\n".join(archive.namelist()).encode() + archive.comment
+        yield from (archive.read(name) for name in archive.namelist() if not re.search(r"/data/\d+$", name))
+
+
+def tensors(path: Path) -> Iterator[bytes]:
+    """The header: names, shapes and metadata (its length is the first eight bytes)."""
+    raw = path.read_bytes()
+    yield raw[8 : 8 + int.from_bytes(raw[:8], "little")]
+
+
+def picture(path: Path) -> Iterator[bytes]:
+    """What is written beside the pixels."""
+    with Image.open(path) as image:
+        yield "\n".join(f"{name}: {value}" for name, value in image.info.items()).encode()
+
+
+def table(path: Path) -> Iterator[bytes]:
+    """The schema's metadata, and columns of text."""
+    rows = pq.read_table(path)
+    yield str(rows.schema.metadata).encode()
+    for column in rows.itercolumns():
         if "string" in str(column.type) or "dictionary" in str(column.type):
             yield "\n".join(map(str, column.to_pylist())).encode()

@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import subprocess
+import zipfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -13,7 +14,9 @@ import nbformat
 import pandas as pd
 import psutil
 import pytest
+import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from safetensors.torch import save_file
 
 from labkit import files, runs, settings
 from labkit.runs import accessibility
@@ -81,6 +84,29 @@ def test_a_run_of_the_library_stores_nothing_private(machine, tmp_path):
     assert rows.x_ms.tolist() == [1.5, 2.5]
     assert rows.text.isna().tolist() == [False, True]
     assert json.loads((stage.folder / "answers.jsonl").read_text().splitlines()[1]) == {"n": 1}
+
+
+def test_the_search_reads_text_wherever_it_is_packed_and_nowhere_else(tmp_path):
+    """Any three letters stand somewhere in numbers and packed bytes; what was written is found in each form."""
+    word = "@vm"
+    chance = torch.frombuffer(bytearray(word.encode() * 8), dtype=torch.uint8)
+    when = int.from_bytes(word.encode(), "little")  # the time in a gzip header, as good as any packed byte
+    quiet, told = tmp_path / "quiet", tmp_path / "told"
+    for folder, text in ((quiet, "x"), (told, f"root{word}")):
+        folder.mkdir()
+        save_file({"h": chance}, folder / "a.safetensors", metadata={"from": text})
+        torch.save({"state": chance, "of": text}, folder / "b.pt")
+        with (folder / "c.gz").open("wb") as raw, gzip.GzipFile(text, "wb", fileobj=raw, mtime=when) as packed:
+            packed.write(b"plain")
+        (folder / "d.gz").write_bytes(gzip.compress(text.encode()))
+        with zipfile.ZipFile(folder / "e.zip", "w") as archive:
+            archive.writestr("inside.txt", text)
+        pd.DataFrame({"text": [text], "n": [1.5]}).to_parquet(folder / "f.parquet")
+        (folder / "g.log").write_text(text)
+    for name in ("a.safetensors", "b.pt", "c.gz"):
+        assert word.encode() in (quiet / name).read_bytes(), f"{name}: or this test shows nothing"
+    assert leaks(quiet, [word]) == []
+    assert leaks(told, [word]) == [f"{path.name}: {word!r}" for path in sorted(told.iterdir())]
 
 
 def test_an_executed_notebook_stores_nothing_private(machine, tmp_path):
