@@ -70,14 +70,16 @@ def refuse_doubled(rows: list[dict[str, Any]], source: str | Path) -> None:
 def prompt_files(source: str | Path) -> list[Path]:
     """The files that a name or path stands for; raises BadPrompts when there is none."""
     own = settings.root() / "data" / "prompts"
-    path = own if str(source) == "benchmark" else Path(source)
+    path = own if str(source) == "benchmark" else Path(source).expanduser()
     if not path.exists() and (own / f"{source}.jsonl").exists():
         path = own / f"{source}.jsonl"
     found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not path.exists() or not found:
         known = ", ".join(sorted(file.stem for file in own.glob("*.jsonl")))
+        named = path.suffix or len(path.parts) > 1  # else it may be a misspelt category
+        what = f"there is no file {path}" if named else f"there are no prompts {str(source)!r}"
         raise BadPrompts(
-            f"there are no prompts {str(source)!r}",
+            f"{path} holds no .jsonl file" if path.is_dir() else what,
             f"use benchmark, a category ({known}), a .jsonl file or a folder of them",
         )
     return found

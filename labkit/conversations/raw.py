@@ -70,7 +70,19 @@ def rows(chosen: Source, most: int = 0, seed: int = 0) -> Iterator[Any]:
         return of_dataset(from_directory(path, chosen), most, seed)
     if chosen.place.count("/") == 1 and not path.suffix and not chosen.place.startswith((".", "/", "~")):
         return of_dataset(from_hub(chosen), most, seed)
-    raise BadPromptFile(f"there is no prompt file {path}", f"{REMEDY}; presets: {', '.join(presets())}")
+    raise no_file(path)
+
+
+def refuse_missing(chosen: Source) -> None:
+    """Raise BadPromptFile where a source is plainly a file, by its ending, and not there."""
+    path = Path(chosen.place).expanduser()
+    if path.suffix in ENDINGS and not path.exists():
+        raise no_file(path)
+
+
+def no_file(path: Path) -> BadPromptFile:
+    """The error for a file that is not there."""
+    return BadPromptFile(f"there is no prompt file {path}", f"{REMEDY}; presets: {', '.join(presets())}")
 
 
 def of_file(path: Path) -> Iterator[Any]:

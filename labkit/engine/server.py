@@ -115,8 +115,8 @@ def attach(url: str, model: str | None = None) -> Server:
     if not names:
         raise ServerUnreachable(
             f"no OpenAI-compatible server answers at {base}/models",
-            "check that it is up, that the address is right (http://host:port), and the key in LABKIT_API_KEY if "
-            "it wants one",
+            "check that it is up and no longer loading (a large model takes minutes), that the address is right "
+            "(http://host:port), and the key in LABKIT_API_KEY if it wants one",
         )
     if model and model not in names:
         raise ServerUnreachable(f"the server at {base} has no model {model!r}", f"it has {', '.join(names)}")

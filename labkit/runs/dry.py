@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit import settings as known
 from labkit import targets
 from labkit.engine import launch, variants
 from labkit.errors import LabError
+from labkit.runs import inputs
 from labkit.runs.execute import checked, find_notebook, finished
 from labkit.settings import NOTEBOOKS, Settings
 
@@ -254,9 +254,7 @@ def refuse(chosen: Any) -> None:
         from labkit import pipeline
 
         pipeline.refuse_choices(chosen, geometry_of(chosen))
-    prompts = Path(str(getattr(chosen, "prompts", "")))
-    if prompts.suffix in (".json", ".jsonl", ".parquet") and not prompts.exists():
-        raise known.BadParameter(f"prompts={str(prompts)!r} is no file", "give a file that is there")
+    inputs.refuse(chosen)
 
 
 def indented(error: LabError) -> str:

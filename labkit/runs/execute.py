@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import files, settings
 from labkit.errors import LabError
-from labkit.runs import products
+from labkit.runs import inputs, products
 from labkit.runs.scrub import scrub
 from labkit.runs.stage import lock
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
@@ -92,9 +92,9 @@ def executed(path: Path) -> dict[str, Any]:
 def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False) -> Path:
     """Run one notebook headless into outputs/<run_id>/<notebook>/; returns the executed copy.
 
-    Unknown or ill-typed parameters raise BadParameter before anything starts. A failing cell raises
-    StageFailed; the partial notebook and the server logs stay in the stage's folder. PartDone where the notebook
-    ended after its shard.
+    Unknown or ill-typed parameters raise BadParameter before anything starts, prompts that cannot be read what
+    labkit.runs.inputs says. A failing cell raises StageFailed; the partial notebook and the server logs stay in
+    the stage's folder. PartDone where the notebook ended after its shard.
     """
     chosen = NOTEBOOKS[find_notebook(notebook)].of(parameters)
     output = chosen.folder / f"{chosen.notebook}.ipynb"
@@ -103,6 +103,7 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
         return output
     if gone := lost(chosen):
         say(f"{chosen.notebook}: gone or changed since it was finished: {', '.join(gone)}")
+    inputs.refuse(chosen)
     say(f"{chosen.notebook} -> {chosen.folder}")
     started = time.monotonic()
     with alone(chosen.folder):
@@ -169,7 +170,7 @@ def run_papermill(chosen: Settings, parameters: Mapping[str, Any], output: Path,
     except DeadKernelError as error:
         raise StageFailed(
             f"{chosen.notebook}: the notebook's kernel died (killed by somebody, or by the system for its memory)",
-            f"run the same command again: finished steps are kept; the partial notebook is {partial}",
+            what_is_left(chosen.folder, partial),
         ) from error
     except OSError as error:
         if files.no_room(error):
@@ -185,12 +186,18 @@ def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> S
         return PartDone(f"{chosen.notebook}: {what}", advice)
     if error.ename in ("MemoryError", "ArrowMemoryError", "OutOfMemoryError"):
         what, advice = what or "no memory left", "end other programs, or take fewer prompts or shorter ones"
-    kept = f"the partial notebook is {output}, server logs lie beside it"
-    again = "run the same command again: finished steps are kept"
+    left = what_is_left(chosen.folder, output)
     return StageFailed(
         f"{chosen.notebook} stopped in cell {error.exec_count}: {error.ename}: {what}",
-        "; ".join(part for part in (advice.strip(), kept, again) if part),
+        "; ".join(part for part in (advice.strip(), left) if part),
     )
+
+
+def what_is_left(folder: Path, partial: Path) -> str:
+    """What a stage that failed leaves to be read, and what its next run will find done."""
+    logs = ", server logs lie beside it" if any(folder.glob("server-*.log")) else ""
+    done = ": finished steps are kept" if products.sizes(folder) or any(folder.glob("*/*")) else ""
+    return f"the partial notebook is {partial}{logs}; then run the same command again{done}"
 
 
 @contextmanager
@@ -256,6 +263,8 @@ def checked(parameters: Mapping[str, Any]) -> dict[str, Settings]:
 def run_all(parameters: Mapping[str, Any], *, force: bool = False) -> Path:
     """Run the five notebooks in order into one run folder; returns it."""
     chosen = checked(parameters)  # all of them before any starts
+    for each in chosen.values():
+        inputs.refuse(each)
     started = time.monotonic()
     for name in NOTEBOOKS:
         execute(name, parameters_for(name, parameters), force=force)

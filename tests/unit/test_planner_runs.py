@@ -211,9 +211,10 @@ def test_dry_run_says_what_is_there_already(tmp_path):
 
 
 def test_dry_run_refuses_missing_prompts_and_impossible_ranks():
-    text, well = dry.report("04", {"prompts": "/nowhere/p.jsonl"})
-    assert not well
-    assert "is no file" in text
+    for number in ("02", "04", "05"):
+        text, well = dry.report(number, {"prompts": "/nowhere/p.jsonl"})
+        assert not well
+        assert "file /nowhere/p.jsonl" in text
     assert "tensor_parallel_size=2 is impossible" in dry.report("04", {"tensor_parallel_size": 2})[0]
     with pytest.raises(BadParameter):
         dry.report("04", {"no_such": 1})

@@ -138,9 +138,9 @@ def test_a_bad_file_is_named_with_its_line(text: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_binary(tmp_path: Path) -> None:
-    with pytest.raises(bench.BadPrompts, match=r"there are no prompts 'nowhere\.jsonl'"):
+    with pytest.raises(bench.BadPrompts, match=r"there is no file nowhere\.jsonl"):
         bench.prompts("nowhere.jsonl")
-    with pytest.raises(bench.BadPrompts, match="there are no prompts"):
+    with pytest.raises(bench.BadPrompts, match=r"holds no \.jsonl file"):
         bench.prompts(tmp_path)  # an empty folder
     (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(bench.BadPrompts, match="cannot be read"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import nbformat
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from labkit import cli, runs
+from labkit.errors import LabError
 from labkit.runs import headline, provenance
-from labkit.runs.execute import alone, digest, finished, parameters_for
+from labkit.runs.execute import alone, digest, finished, parameters_for, what_is_left
 from labkit.runs.stage import StageBusy
 from labkit.settings import BadParameter, Eagle3Pipeline, ExpertActivation, NgramBaseline
 
@@ -66,12 +68,13 @@ def test_a_failing_cell_keeps_the_partial_notebook_and_says_what_to_do(lab):
     lab('from labkit.errors import LabError\nraise LabError("the disk is gone", "bring it back")')
     with pytest.raises(runs.StageFailed, match="the disk is gone") as failure:
         runs.execute("03", {"run_id": "r"})
-    partial = nbformat.read(failure.value.remedy.split("notebook is ")[1].split(",")[0], as_version=4)
+    partial = nbformat.read(partial_of(failure), as_version=4)
     assert failure.value.remedy.startswith("bring it back")
+    assert not re.search("logs|kept", failure.value.remedy), "there is neither"
     assert any(output.output_type == "error" for cell in partial.cells for output in cell.get("outputs", []))
     lab('stage.finish({"unique_experts_n4": 3})')
     runs.execute("03", {"run_id": "r"})
-    assert runs.headline_of(partial_folder(failure))["03_expert_activation"]["unique_experts_n4"] == 3
+    assert runs.headline_of(partial_of(failure).parents[1])["03_expert_activation"]["unique_experts_n4"] == 3
 
 
 def test_a_notebook_that_ends_after_its_shard_ends_well_and_is_not_taken_for_done(lab, monkeypatch, capsys):
@@ -86,10 +89,8 @@ def test_a_notebook_that_ends_after_its_shard_ends_well_and_is_not_taken_for_don
     assert not finished(ExpertActivation(run_id="r"))
 
 
-def partial_folder(failure):
-    from pathlib import Path
-
-    return Path(failure.value.remedy.split("notebook is ")[1].split(",")[0]).parents[1]
+def partial_of(failure):
+    return Path(re.search(r"notebook is (.*?\.ipynb)", failure.value.remedy)[1])
 
 
 @pytest.mark.parametrize("parameters", [{"no_such": "1"}, {"num_tokens": "many"}])
@@ -97,6 +98,38 @@ def test_bad_parameters_stop_before_a_kernel_starts(lab, parameters, tmp_path):
     with pytest.raises(BadParameter, match=next(iter(parameters))):
         runs.execute("03", {"run_id": "r"} | parameters)
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),  # what is in a data set (04) is judged row by row, by the notebook
+    [("04", None), *((number, text) for number in ("02", "05", "all") for text in (None, "", "{}"))],
+)
+def test_prompts_that_cannot_be_read_stop_before_a_kernel_starts(number, text, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_OUTPUTS", str(tmp_path / "outputs"))
+    path = tmp_path / "mine.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(LabError, match=re.escape(str(path))):
+        runs.run_all({"prompts": str(path)}) if number == "all" else runs.execute(number, {"prompts": str(path)})
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("left", "told", "untold"),
+    [
+        ([], ["partial.ipynb"], ["logs", "kept"]),
+        (["server-baseline.log"], ["server logs lie beside it"], ["kept"]),
+        (["rows.parquet"], ["finished steps are kept"], ["logs"]),
+        (["data/answers.jsonl"], ["finished steps are kept"], ["logs"]),
+    ],
+)
+def test_a_failed_stage_says_only_what_is_there(tmp_path, left, told, untold):
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    said = what_is_left(tmp_path, tmp_path / "03.partial.ipynb")
+    assert all(word in said for word in told), said
+    assert not any(word in said for word in untold), said
 
 
 def test_plain_papermill_refuses_an_unknown_parameter_too(lab, tmp_path):
