@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,8 +213,27 @@ def written(rows: list[dict[str, Any]], report: Report, out_dir: Path, made_of: 
 
 
 def load(dataset_dir: Path) -> pd.DataFrame:
-    """The data set that `collect` or `render` wrote; raises BrokenFile."""
-    frame = files.read_parquet(dataset_dir / FILE)
-    if "messages" in frame:
-        frame["messages"] = [[without_none(dict(turn)) for turn in messages] for messages in frame.messages]
+    """The data set that `collect` or `render` wrote; raises BrokenFile, also where columns hold other things."""
+    frame = files.read_parquet(path := dataset_dir / FILE)
+    try:
+        if "messages" in frame:
+            frame["messages"] = [[turn_of(turn) for turn in messages] for messages in frame.messages]
+        if {"input_ids", "loss_mask"} <= {*frame}:
+            refuse_uneven(frame)
+    except (TypeError, ValueError) as error:
+        raise files.BrokenFile(f"{path} is no data set ({error})", f"delete {path} and run again") from error
     return frame
+
+
+def turn_of(value: Any) -> dict[str, Any]:
+    """A stored turn of a conversation; raises TypeError for anything else."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"a turn of its messages is {value!r:.60}")
+    return without_none(value)
+
+
+def refuse_uneven(frame: pd.DataFrame) -> None:
+    """Raise ValueError where a row's loss mask is not as long as its tokens."""
+    apart = frame.input_ids.map(len) != frame.loss_mask.map(len)
+    if apart.any():
+        raise ValueError(f"row {apart.idxmax()}: the loss mask is not as long as the tokens")

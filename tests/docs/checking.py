@@ -190,11 +190,14 @@ def launched(script: str, words: list[str], *, module: bool) -> None:
 
 
 def python(words: list[str], world: World) -> None:
-    """`python -m MODULE`: the module is there; the lab's own command line reads the rest."""
+    """`python -m MODULE`: the module is there; the lab's own command line, or vLLM's, reads the rest."""
     if words[:2] == ["-m", "labkit.conversations"]:
         from labkit.conversations.__main__ import app
 
         parse(app, words[2], words[3:])
+        return
+    if words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]:
+        vllm(["serve", words[words.index("--model") + 1], *words[2:]], world)
         return
     if words[0] != "-m" or importlib.util.find_spec(words[1]) is None:
         raise Unchecked(f"there is no module {words[1]}")

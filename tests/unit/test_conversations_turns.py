@@ -166,6 +166,23 @@ def test_a_tool_result_follows_its_own_call_and_every_answer_is_the_targets(tmp_
     assert conversations.load(tmp_path).messages[1] == turns[:3]  # no None of Arrow's
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *(("messages", value) for value in ([["a"]], [[None]], [[1]], [None], [5], ["text"], [[["a", "b"]]])),
+        *(("loss_mask", value) for value in ([[True]], [None], [7])),
+        *(("input_ids", value) for value in ([[1, 2, 3]], [None], [7])),
+    ],
+)
+def test_a_data_set_of_other_things_is_called_broken(tmp_path, column, value):
+    whole = {"messages": [[user("a")]], "input_ids": [[1, 2]], "loss_mask": [[False, True]]}
+    pd.DataFrame(whole).to_parquet(tmp_path / "dataset.parquet")
+    assert conversations.load(tmp_path).messages[0] == [user("a")]
+    pd.DataFrame(whole | {column: value}).to_parquet(tmp_path / "dataset.parquet")
+    with pytest.raises(files.BrokenFile, match=r"dataset\.parquet is no data set"):
+        conversations.load(tmp_path)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_after_any_interruption_every_prompt_is_there_once_and_the_file_is_the_same(tmp_path, monkeypatch, seed):
     """The server dies after some requests, then the store is cut at a random byte, as by a kill."""
