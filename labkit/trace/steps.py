@@ -93,8 +93,9 @@ def find(events: Events, device_mask: np.ndarray) -> Windows:
 
 
 def windows(events: Events, index: np.ndarray, start: np.ndarray, end: np.ndarray, lane: int) -> Windows:
-    """Windows in the order of their start."""
+    """Windows in the order of their start. A step of no time is none: nothing can be a share of it."""
     order = np.argsort(start, kind="stable")
+    order = order[end[order] > start[order]]
     return Windows(start[order], end[order], events.name[index][order], lane)
 
 

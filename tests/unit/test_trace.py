@@ -199,6 +199,29 @@ def test_steps_from_launches_where_the_device_has_no_copy_of_the_marker(tmp_path
     assert steps["generation_tokens"].tolist() == [64, 64]
 
 
+@pytest.mark.parametrize("where", ["host", "device", "both"])
+@pytest.mark.parametrize("short", [(1,), (0, 1, 2)])
+def test_a_step_of_no_time_is_no_step(tmp_path: Path, where: str, short: tuple[int, ...]) -> None:
+    """Damage, or a clock too coarse for what was marked: shares of nothing would be divided by zero."""
+    events = []
+    for step in range(3):
+        at, name = 1000.0 * step, "execute_context_0(0)_generation_1(1)"
+        host, device = kineto.marked(name, at, 0.0 if step in short else 900.0, step + 1)
+        events += {"host": [host], "device": [device], "both": [host, device]}[where]
+        if where != "host":
+            events.append(kineto.kernel("gemm", at + 10, 50.0))
+        else:
+            events.append(kineto.event("cpu_op", "aten::mm", at + 10, 50.0))
+    found = trace.load(kineto.write(tmp_path / "t.json", events))
+    if len(short) == 3:
+        with pytest.raises(trace.NoSteps, match="no steps"):
+            found.summary()
+        return
+    [row] = found.summary().to_dict("records")
+    assert (row["steps"], row["step_ms"]) == (2, pytest.approx(0.9))
+    assert sum(value for column, value in row.items() if column.endswith("_share")) == pytest.approx(1)
+
+
 def test_operators_on_a_cpu_nest_and_are_counted_once(tmp_path: Path) -> None:
     op = lambda name, ts, dur, **args: kineto.event("cpu_op", name, ts, dur, 5, 5, **args)  # noqa: E731
     shapes = {"Input Dims": [[], [1, 576]], "Input type": ["Scalar", "c10::BFloat16"]}
