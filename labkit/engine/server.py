@@ -96,13 +96,17 @@ class Server:
             self.process.wait()
 
 
+def entries_at(url: str) -> dict[str, dict[str, Any]]:
+    """What a server lists, by the models' names, the first one first; empty where nothing that is one answers."""
+    try:
+        return {str(entry["id"]): dict(entry) for entry in urls.get(f"{url}/models").json()["data"]}
+    except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+
+
 def models_at(url: str) -> list[str]:
     """The model names that a server lists; empty where nothing answers."""
-    try:
-        reply = urls.get(f"{url}/models")
-        return [str(entry["id"]) for entry in reply.json()["data"]]
-    except (httpx.HTTPError, ValueError, LookupError, TypeError, RecursionError):
-        return []
+    return list(entries_at(url))
 
 
 def attach(url: str, model: str | None = None) -> Server:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from labkit import conversations, files
 from labkit.engine import bounds, urls
+from labkit.engine.server import entries_at
 from labkit.errors import LabError
 from labkit.extract import record
 
@@ -85,9 +86,9 @@ class Source:
 
     def context(self) -> float:
         """The server's max_model_len; infinite where it does not say (another engine than vLLM)."""
-        with contextlib.suppress(httpx.HTTPError, ValueError, LookupError, TypeError):
-            entries = self.client.get(f"{self.server.base_url}/models").json()["data"]
-            return float({each["id"]: each for each in entries}[self.server.model]["max_model_len"])
+        entry = entries_at(self.server.base_url).get(self.server.model, {})
+        with contextlib.suppress(ValueError, TypeError):
+            return float(entry.get("max_model_len", math.inf))
         return math.inf
 
     def fetch(self, row: int) -> None:
