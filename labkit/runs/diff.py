@@ -90,7 +90,7 @@ def diff(first: str | Path, second: str | Path) -> Difference:
 def stage(notebook: str, found: tuple[dict, dict], folders: tuple[Path, Path]) -> Stage:
     """One notebook's settings, conditions, scalars and result files."""
     files = [{path.stem for path in folder.glob("*.parquet")} for folder in folders]
-    conditions = [told.conditions(record["provenance"]) for record in found]
+    conditions = told.compared(*found)
     return Stage(
         notebook,
         differing(found[0]["settings"], found[1]["settings"]),

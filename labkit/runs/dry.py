@@ -13,7 +13,7 @@ from labkit import targets
 from labkit.engine import launch, variants
 from labkit.errors import LabError
 from labkit.runs import inputs
-from labkit.runs.execute import checked, find_notebook, finished
+from labkit.runs.execute import checked, find_notebook, finished, measured
 from labkit.settings import NOTEBOOKS, Settings
 
 ANY_PORT = "<a free port>"
@@ -53,7 +53,7 @@ def stage(chosen: Settings) -> tuple[list[str], list[LabError]]:
     """The lines for one stage, and what it refuses."""
     lines = [f"{chosen.notebook} -> {chosen.folder}"]
     if finished(chosen):
-        return [*lines, "  up to date: skipped"], []
+        return [*lines, f"  up to date, {measured(chosen)}: skipped; --force measures again"], []
     lines += [f"  {name} = {value!r}" for name, value in ({"scale": chosen.scale} | given(chosen)).items()]
     refused: list[LabError] = []
     if chosen.notebook.startswith("04"):

@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 from labkit import files
-from labkit.runs import headline
+from labkit.runs import headline, told
 
 WIDTH = 100
 
@@ -18,7 +18,8 @@ def ending(notebook: Path) -> str:
     table = headline.text_table({record["notebook"]: record["headline"]})
     run = record["settings"]["run_id"]
     pages = f"  results: {notebook.parent}\n  as a page: labkit render {run}"
-    return "\n\n".join(part for part in (conclusion(notebook), table, pages) if part)
+    servers = "\n".join(f"  {name}: {text}" for name, text in told.servers(record).items())
+    return "\n\n".join(part for part in (conclusion(notebook), table, servers, pages) if part)
 
 
 def conclusion(notebook: Path) -> str:

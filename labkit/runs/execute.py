@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import files, settings
 from labkit.errors import LabError
-from labkit.runs import inputs, products
+from labkit.runs import inputs, products, served
 from labkit.runs.scrub import scrub
 from labkit.runs.stage import lock
 from labkit.settings import NOTEBOOKS, BadParameter, Settings
@@ -72,9 +72,19 @@ def brought(chosen: Settings) -> list[list[Any]]:
 
 
 def finished(chosen: Settings) -> bool:
-    """Whether the stage's results are there, as it left them, and fit its settings and inputs."""
+    """Whether the stage's results are there, as it left them, and fit its settings, inputs and servers."""
     path = chosen.folder / "run.json"
-    return path.exists() and executed(path).get("digest") == digest(chosen) and not lost(chosen)
+    if not path.exists() or executed(path).get("digest") != digest(chosen) or lost(chosen):
+        return False
+    return not served.changed(chosen)
+
+
+def measured(chosen: Settings) -> str:
+    """When a finished stage was measured, as run.json says it."""
+    started = str(files.read_record(chosen.folder / "run.json").get("started") or "")
+    return (
+        f"measured {started[:16].replace('T', ' ')} UTC" if started else "measured at a time that it does not say"
+    )
 
 
 def lost(chosen: Settings) -> list[str]:
@@ -99,8 +109,10 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     chosen = NOTEBOOKS[find_notebook(notebook)].of(parameters)
     output = chosen.folder / f"{chosen.notebook}.ipynb"
     if finished(chosen) and output.exists() and not force:
-        say(f"{chosen.notebook}: up to date in {chosen.folder}")
+        say(f"{chosen.notebook}: up to date in {chosen.folder}: {measured(chosen)}; --force measures again")
         return output
+    for line in served.changed(chosen):
+        say(f"{chosen.notebook}: {line}")
     if gone := lost(chosen):
         say(f"{chosen.notebook}: gone or changed since it was finished: {', '.join(gone)}")
     inputs.refuse(chosen)

@@ -56,6 +56,7 @@ def notebook_page(path: Path, record: dict[str, Any]) -> str:
             heading="" if "<h1" in cells else record["notebook"],
             body=Markup(cells),  # nbconvert escaped it, and what runs was taken out
             command=told.command(record),
+            servers=told.servers(record),
             parameters=record["settings"],
             conditions=told.conditions(record["provenance"]),
             started=str(record.get("started", ""))[:16].replace("T", " "),
@@ -82,18 +83,17 @@ def index_page(folder: Path, name: str, found: list[dict[str, Any]]) -> str:
         }
         for record in found
     ]
-    last = found[-1]["provenance"]
     return (
         environment()
         .get_template("index_page.html.j2")
         .render(
             title=name,
             run_id=name,
-            target=", ".join(dict.fromkeys(str(record["settings"].get("target")) for record in found)),
-            machine=told.machine(last),
+            subjects=told.subjects(found),
+            client=any(map(told.servers, found)),
             rows=rows,
             stages=stages,
-            versions=told.versions(last),
+            versions=told.versions(found[-1]["provenance"]),
         )
     )
 

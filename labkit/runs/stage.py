@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from labkit import files
 from labkit.errors import LabError
+from labkit.runs import served
 from labkit.runs.provenance import provenance
 from labkit.runs.scrub import scrub
 from labkit.settings import Settings
@@ -67,6 +68,7 @@ class Stage:
         self.folder.mkdir(parents=True, exist_ok=True)
         if "LABKIT_HEADLESS" not in os.environ:  # there the process that runs the notebook holds it
             hold(self.folder)
+        self.servers = served.asked(settings, served.stored(self.folder / "run.json"))
 
     def save(self, name: str, frame: pd.DataFrame) -> Path:
         """Write a tidy frame as <name>.parquet."""
@@ -102,13 +104,19 @@ class Stage:
             "seconds": round(time.monotonic() - self.clock, 1),
             "laps_s": {name: round(seconds, 1) for name, seconds in self.laps.items()},
             "results": sorted(file.name for file in self.folder.glob("*.parquet")),
-            "provenance": provenance(),
+            "provenance": provenance() | self.asked_servers(),
         }
         files.write_json(path, record)
         if "LABKIT_HEADLESS" not in os.environ:  # else `labkit run` does when the notebook itself is there
             scrub(self.folder, record["settings"])
         release(self.folder)
         return path
+
+    def asked_servers(self) -> dict[str, served.Servers]:
+        """The given servers for the provenance; one that was away when the stage began is asked once more."""
+        if any("model" not in told for told in self.servers.values()):
+            self.servers = served.asked(self.settings, self.servers)
+        return {"servers": self.servers} if self.servers else {}
 
 
 def in_words(figure: Figure) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from labkit.runs import served
 from labkit.settings import NOTEBOOKS
 from labkit.settings.base import BadParameter
 
@@ -27,6 +28,47 @@ def plain(record: dict[str, Any], name: str) -> Any:
     except BadParameter:
         return None
     return "demo" if name == "scale" else getattr(settings, name, None)
+
+
+def servers(record: dict[str, Any], *, places: bool = True) -> dict[str, str]:
+    """parameter: the server in words, for each that the stage was given by address; without `places` no address.
+
+    Runs of earlier versions know the address alone.
+    """
+    known = part(record["provenance"], "servers")
+    found = {}
+    for name in served.NAMES:
+        if given := record["settings"].get(name):
+            told = known.get(name)
+            told = dict(told) if isinstance(told, dict) and told.get("address") else {"address": str(given)}
+            found[name] = served.in_words(told if places else told | {"address": ""})
+    return found
+
+
+def subjects(found: list[dict[str, Any]]) -> list[str]:
+    """Whose figures a run has, a line each: targets served here, servers given by address, and the machine."""
+    here, asking = [r for r in found if not servers(r)], [r for r in found if servers(r)]
+    where = machine(found[-1]["provenance"])
+    if not asking:
+        return [f"{targets(here)}. {where}."]
+    lines = [f"{targets(here)} in {names(here)}."] if here else []
+    told = {(role, text): None for record in asking for role, text in servers(record).items()}
+    lines += [f"{ROLES[role]}: {text}." for role, text in told]
+    what = "served the target and asked the servers" if here else "asked, not the one that served"
+    return [*lines, f"The machine that {what}: {where}."]
+
+
+def targets(found: list[dict[str, Any]]) -> str:
+    """The targets of some stages."""
+    return "Target " + ", ".join(dict.fromkeys(str(record["settings"].get("target")) for record in found))
+
+
+def names(found: list[dict[str, Any]]) -> str:
+    """The notebooks of some stages."""
+    return ", ".join(record["notebook"] for record in found)
+
+
+ROLES = {"server": "Measured server", "variant_server": "Measured server that speculates"}
 
 
 def machine(provenance: dict[str, Any]) -> str:
@@ -62,6 +104,30 @@ def conditions(provenance: dict[str, Any]) -> dict[str, str]:
     found |= {"system": str(provenance.get("system", "?")), "Python": str(provenance.get("python", "?"))}
     found |= {str(name): str(version) for name, version in part(provenance, "packages").items()}
     return found | {"commit of the lab": commit(provenance)}
+
+
+def compared(one: dict[str, Any], other: dict[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """The conditions of two records that a comparison looks at: of servers given by address their own as well.
+
+    The machine that asked them is called the client: what it has installed served nothing, and it is not compared
+    with one that served the target itself.
+    """
+    asked = bool(servers(one)), bool(servers(other))
+    return conditions_among(one, asked), conditions_among(other, asked)
+
+
+def conditions_among(record: dict[str, Any], asked: tuple[bool, bool]) -> dict[str, str]:
+    """The conditions of one record of a comparison, in which these asked servers by address."""
+    own = conditions(record["provenance"])
+    if not any(asked):
+        return own
+    lab = {name: value for name, value in own.items() if name in ("commit of the lab", "labkit")}
+    client = (
+        {f"{name} of the client": value for name, value in own.items() if name not in lab} if all(asked) else {}
+    )
+    known = part(record["provenance"], "servers")
+    tell = {name: text for name, text in servers(record, places=False).items() if part(known, name).get("model")}
+    return {f"what {name} told": text for name, text in tell.items()} | client | lab
 
 
 HARDWARE = {"processor": "cpu", "cores": "cores", "memory (GB)": "memory_gb"}
