@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from labkit import command, settings
+from labkit.calling import copyable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Parameters = Annotated[
@@ -72,7 +73,7 @@ def run(
         if notebook == "all":
             given.setdefault("run_id", default_run_id(given))
         text, well = dry.report(notebook, given)
-        typer.echo(text)
+        typer.echo(copyable(text))
         raise typer.Exit(0 if well else 1)
     execute(notebook, given, force=force)
 
@@ -151,7 +152,7 @@ def doctor(
     from labkit import doctor
 
     text, well = doctor.report(doctor.examine())
-    typer.echo(text)
+    typer.echo(copyable(text))
     if probe or layers or head:
         for outcome in doctor.probe(target, layers=layers, head=head):
             typer.echo(str(outcome))
@@ -327,7 +328,9 @@ def plan(
     served = options.Engine(name, version) if engine else None
     sizes = {"streams": streams, "context_tokens": context, "tensor_parallel_size": tensor_parallel_size}
     found = outlook.outlook(target, hardware, engine=served, **sizes)
-    typer.echo(json.dumps(outlook.as_json(found), indent=2, default=str) if as_json else outlook.text(found))
+    typer.echo(
+        json.dumps(outlook.as_json(found), indent=2, default=str) if as_json else copyable(outlook.text(found))
+    )
     if out:
         title = f"{found.model.geometry.name} on {found.model.hardware.name}"
         typer.echo(options.write_next_steps(out, found.ranked, title=title, verdict=found.sentence))
@@ -349,7 +352,7 @@ def plan_training(
     if as_json:
         typer.echo(json.dumps(writing.as_json(found, rent_after_days), indent=2))
     else:
-        typer.echo(writing.text(found, rent_after_days))
+        typer.echo(copyable(writing.text(found, rent_after_days)))
     if out:
         typer.echo(writing.write(Path(out), found, rent_after_days=rent_after_days))
     if found.obstacles:

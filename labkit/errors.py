@@ -23,7 +23,9 @@ class LabError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.what}\n  what to do: {self.remedy}" if self.remedy else self.what
+        from labkit.calling import copyable
+
+        return f"{self.what}\n  what to do: {copyable(self.remedy)}" if self.remedy else self.what
 
 
 def tell_briefly() -> None:

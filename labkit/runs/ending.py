@@ -6,7 +6,8 @@ import re
 import textwrap
 from pathlib import Path
 
-from labkit import files
+from labkit import files, settings
+from labkit.calling import copyable
 from labkit.runs import headline, told
 
 WIDTH = 100
@@ -17,9 +18,14 @@ def ending(notebook: Path) -> str:
     record = files.read_json(notebook.parent / "run.json")
     table = headline.text_table({record["notebook"]: record["headline"]})
     run = record["settings"]["run_id"]
-    pages = f"  results: {notebook.parent}\n  as a page: labkit render {run}"
+    pages = f"  results: {notebook.parent}\n  as a page{in_the_lab()}: {copyable(f'labkit render {run}')}"
     servers = "\n".join(f"  {name}: {text}" for name, text in told.servers(record).items())
     return "\n\n".join(part for part in (conclusion(notebook), table, servers, pages) if part)
+
+
+def in_the_lab() -> str:
+    """Where the command works, for somebody who is elsewhere."""
+    return "" if Path.cwd() == settings.root().resolve() else ", in the lab's folder"
 
 
 def conclusion(notebook: Path) -> str:

@@ -10,6 +10,7 @@ import jinja2
 from markupsafe import Markup
 
 from labkit import files
+from labkit.calling import copyable
 from labkit.runs import accessibility, headline, told
 from labkit.runs.archive import UnknownRun, opened, records, run_folder, run_name
 from labkit.runs.page import TEMPLATES, body
@@ -55,7 +56,7 @@ def notebook_page(path: Path, record: dict[str, Any]) -> str:
             title=f"{record['notebook']} · {record['settings'].get('run_id', '')}",
             heading="" if "<h1" in cells else record["notebook"],
             body=Markup(cells),  # nbconvert escaped it, and what runs was taken out
-            command=told.command(record),
+            command=copyable(told.command(record)),
             servers=told.servers(record),
             parameters=record["settings"],
             conditions=told.conditions(record["provenance"]),
@@ -79,7 +80,7 @@ def index_page(folder: Path, name: str, found: list[dict[str, Any]]) -> str:
             "notebook": record["notebook"],
             "page": page_of(folder, record["notebook"]),
             "seconds": seconds(record),
-            "command": told.command(record),
+            "command": copyable(told.command(record)),
         }
         for record in found
     ]

@@ -217,12 +217,23 @@ def of_settings(values: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for value in (str(v) for v in values.values() if isinstance(v, str)):
         for address in re.findall(r"\bhttps?://[^\s,;]+", value):
-            host = urlsplit(address).hostname or ""
-            if host not in LOOPBACK:
-                found |= {f"://{host}": "://SERVER", f"@{host}": "@SERVER"} if host else {}
+            found |= of_address(address)
+        if bare := re.fullmatch(r"([\w.-]+)(:\d+)(/.*)?", value):  # host:port, as people type a server
+            found |= of_address(f"http://{value}")
+            found |= {bare[1] + bare[2]: "SERVER" + bare[2]} if bare[1].lower() not in LOOPBACK else {}
         if value.startswith("/") and value.strip("/") and not any(value.startswith(f"{p}/") for p in known):
             found[value.rstrip("/")] = os.path.relpath(value, settings.root())
     return found
+
+
+def of_address(address: str) -> dict[str, str]:
+    """What stands for the host of one address; nothing for this machine's own loopback, or for no address."""
+    try:
+        host = urlsplit(address).hostname or ""
+    except ValueError:
+        return {}
+    shown = f"[{host}]" if ":" in host else host
+    return {f"://{shown}": "://SERVER", f"@{shown}": "@SERVER"} if host and host not in LOOPBACK else {}
 
 
 def scrub(folder: Path, values: Mapping[str, Any] | None = None) -> list[Path]:

@@ -228,3 +228,22 @@ def test_what_is_published_is_clean():
     for page in (ROOT / "outputs/published").rglob("*.html"):
         assert accessibility.problems(page.read_text()) == [], page
     assert leaks(ROOT / "outputs/published", ["root@", "hf_", "sk-", str(Path.home()) + "/", str(ROOT)]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("http://gpu-9.corp.example:8000", "http://gpu-9.corp.example:8000/v1 said no"),
+        ("gpu-9.corp.example:8000", "http://gpu-9.corp.example:8000/v1; server='gpu-9.corp.example:8000'"),
+        ("http://[2001:db8::7]:8000", "http://[2001:db8::7]:8000/v1"),
+    ],
+)
+def test_hosts_of_servers_are_hidden_however_their_address_was_typed(machine, given, stored):
+    told = Scrubber(of_settings({"server": given})).text(stored)
+    assert "SERVER:8000" in told
+    assert not re.search("gpu-9|2001", told)
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:8000", "localhost:8000", "http://[::1]:8000", "http://[", "2/4", ""])
+def test_loopback_and_what_is_no_address_stay(machine, given):
+    assert of_settings({"server": given}) == {}
