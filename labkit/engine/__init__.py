@@ -23,7 +23,7 @@ from labkit.engine.service.swap import GuardDied, NoSwap, SwapBusy, SwapEnded, r
 from labkit.engine.service.systemd import CommandFailed, NoService
 from labkit.engine.service.units import UnitUnreadable
 from labkit.engine.urls import base_url
-from labkit.engine.variants import VARIANTS, UnknownVariant, Variant, diff
+from labkit.engine.variants import VARIANTS, UnknownVariant, Variant, changes, diff
 
 __all__ = [
     "VARIANTS",
@@ -55,6 +55,7 @@ __all__ = [
     "VariantFailed",
     "attach",
     "base_url",
+    "changes",
     "diff",
     "on_demand",
     "plan",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -252,6 +253,25 @@ def diff(variant: str, against: str = "baseline", *, on_cpu: bool = False, **ove
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     rows = [{"setting": name, "before": before.get(name, ""), "after": after.get(name, "")} for name in changed]
     return pd.DataFrame(rows, columns=["setting", "before", "after"])
+
+
+def changes(variant: str, attached: str = "", **overrides: Any) -> str:
+    """`diff` to the baseline in Markdown, nothing cut off: as options to copy, a line for each.
+
+    `attached` is the address of somebody's own server, if it is one: how that was started the lab does not know,
+    so it says how it should have been. Raises UnknownVariant.
+    """
+    lines = []
+    for name, value in diff(variant, **overrides)[["setting", "after"]].itertuples(index=False):
+        between = " " if name.startswith("--") else "="  # else a variable of the environment
+        given = name if value == "on" else f"{name}{between}{shlex.quote(value)}"
+        lines.append(given if value else f"without {name}")
+    told = (
+        "The lab does not see how `variant_server` was started. Over the baseline's command it needs:"
+        if attached
+        else f"What `{variant}` changes in the baseline's command:"
+    )
+    return "\n".join([told, "", "```", *(lines or ["nothing"]), "```"])
 
 
 def shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import socket
 import ssl
@@ -125,6 +126,20 @@ def test_what_a_variant_changes_is_shown_before_it_runs(tmp_path):
         variants.diff("turbo")
     with pytest.raises(variants.UnknownVariant):
         variants.diff("baseline", against="turbo")
+
+
+def test_changes_are_options_that_a_shell_takes(tmp_path):
+    """An attached server is said to need what the lab would have started; a started one what it has."""
+    head = tmp_path / "my head"
+    for attached, begins in (("", "What `eagle3` changes"), ("http://gpu:8001", "The lab does not see how")):
+        told = variants.changes("eagle3", attached, head=head, environment={"MODE": "a b"})
+        assert told.startswith(begins)
+        (line,) = told.split("```")[1].strip().splitlines()
+        name, value = shlex.split(line)
+        assert (name, json.loads(value)["model"]) == ("--speculative-config", str(head))
+        assert "gpu" not in told
+    assert "\n--no-async-scheduling\n" in variants.changes("baseline-sync")
+    assert "\nnothing\n" in variants.changes("baseline")
 
 
 @pytest.mark.parametrize(
