@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ LONGEST = 60_000  # characters of one text output
 GONE = ["script", "iframe", "object", "embed", "base", "link", "meta", "form", "frame", "applet"]
 WIDGET = "application/vnd.jupyter.widget-view+json"
 FIGURE = re.compile(r"\.figure\(\s*[\"']([\w-]+)[\"']")
+PROGRESS = re.compile(r"\d+%\|")  # tqdm's
+LONG = 12  # lines of printed text that are shown unfolded
+# In characters of a table: what the page is wide, what a column takes besides its text (page.html.j2).
+PAGE, GAP, TIGHT_PAGE, TIGHT_GAP = 105, 2.9, 125, 1.7
 BUDGET = accessibility.MOST_BYTES - 100_000  # what the rest of the page takes
 
 
@@ -104,6 +109,10 @@ def described(html: str, titles: list[str]) -> str:
     level_headings(soup)
     for table in soup.find_all("table"):
         head(table)
+        if "dataframe" in (table.get("class") or []):  # others wrap their text
+            fit(table, soup)
+    for stream in soup.find_all("div", class_="output_stream"):
+        fold(stream, soup)
     return str(soup)
 
 
@@ -141,6 +150,39 @@ def level_headings(soup: BeautifulSoup) -> None:
         level = int(heading.name[1])
         level = 1 if before == 0 else max(2, min(level, before + 1))
         heading.name, before = f"h{level}", level
+
+
+def fit(table: Tag, soup: BeautifulSoup) -> None:
+    """Make a table that is wider than the page narrower; where that does not do, say that it goes on."""
+    rows = [
+        [cell.get_text(" ", strip=True) for cell in row.find_all(["td", "th"])] for row in table.find_all("tr")
+    ]
+    columns = list(zip_longest(*rows, fillvalue=""))
+    if sum(max(map(len, column)) + GAP for column in columns) <= PAGE:
+        return
+    table["class"] = [*table.get("class", []), "tight"]
+    for header in table.select("thead th"):
+        for text in header.find_all(string=re.compile("_")):
+            pieces = re.split("(?<=_)", str(text))
+            text.replace_with(*(part for piece in pieces for part in (piece, soup.new_tag("wbr"))))
+    narrow = [max(len(piece) for text in column for piece in re.split(r"(?<=_)|\s", text)) for column in columns]
+    if sum(width + TIGHT_GAP for width in narrow) > TIGHT_PAGE and isinstance(table.parent, Tag):
+        hint = soup.new_tag("p", attrs={"class": "muted"})
+        hint.string = f"{len(columns)} columns: scroll sideways for those beyond the edge."
+        table.parent.insert_before(hint)
+
+
+def fold(stream: Tag, soup: BeautifulSoup) -> None:
+    """Fold what a cell printed where it is progress alone, or long."""
+    lines = [line for line in stream.get_text().splitlines() if line.strip()]
+    progress = bool(lines) and all(PROGRESS.search(line) for line in lines)
+    if not progress and len(lines) <= LONG:
+        return
+    details, summary = soup.new_tag("details"), soup.new_tag("summary")
+    summary.string = f"{'progress' if progress else 'output'} ({len(lines)} lines)".replace(
+        "(1 lines)", "(1 line)"
+    )
+    stream.wrap(details).insert(0, summary)
 
 
 def head(table: Tag) -> None:

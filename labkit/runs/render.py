@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from labkit import files
 from labkit.calling import copyable
-from labkit.runs import accessibility, headline, told
+from labkit.runs import accessibility, headline, told, verdict
 from labkit.runs.archive import UnknownRun, opened, records, run_folder, run_name
 from labkit.runs.page import TEMPLATES, body
 
@@ -49,6 +49,9 @@ def write(path: Path, page: str) -> None:
 def notebook_page(path: Path, record: dict[str, Any]) -> str:
     """One notebook's page; nothing on it is fetched from anywhere."""
     cells = body(path)
+    if said := " ".join(verdict.sentences({record["notebook"]: record["headline"]})):
+        told_first = Markup('<p class="note">{}</p>').format(said)  # escapes it
+        cells = cells.replace("</h1>", f"</h1>{told_first}", 1)
     return (
         environment()
         .get_template("notebook_page.html.j2")
@@ -90,6 +93,7 @@ def index_page(folder: Path, name: str, found: list[dict[str, Any]]) -> str:
         .render(
             title=name,
             run_id=name,
+            verdicts=verdict.sentences(headlines),
             subjects=told.subjects(found),
             client=any(map(told.servers, found)),
             rows=rows,

@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -113,6 +114,53 @@ def test_headings_and_tables_are_put_in_order(run):
         ("h3", "Six"),
         ("h2", "How this page was made"),
     ]
+
+
+def wide(columns):
+    """A frame as pandas shows it, with one row and so many columns of long names."""
+    return pd.DataFrame([[1.25] * columns], columns=[f"speedup_of_kind_{n}" for n in range(columns)]).to_html()
+
+
+def test_the_verdict_is_the_first_thing_on_a_page(run):
+    said = "N-gram speculation is measured without an interval: 1.50× as fast as the target alone."
+    index = runs.render(run())
+    for path in (index, index.parent / NAME / f"{NAME}.html"):
+        soup = BeautifulSoup(path.read_text(), "html.parser")
+        assert soup.h1.find_next("p").get_text() == said
+        assert "<" not in soup.h1.get_text()
+
+
+def test_wide_tables_are_made_narrow_or_say_that_they_go_on(run):
+    cells = [
+        new_markdown_cell("# Wide?"),
+        *(new_code_cell("x", outputs=[shown(html=wide(n))]) for n in (3, 9, 30)),
+    ]
+    folder = run(cells)
+    runs.render(folder)
+    page = page_of(folder)
+    assert accessibility.problems(page) == []
+    soup = BeautifulSoup(page, "html.parser")
+    tables = soup.find_all("table", class_="dataframe")
+    assert ["tight" in table["class"] for table in tables] == [False, True, True]
+    assert [len(table.thead.find_all("wbr")) for table in tables] == [0, 27, 90], "three underscores a name"
+    assert tables[1].thead.find("th").get_text() == "speedup_of_kind_0", "found by a search"
+    hints = [p for p in soup.find_all("p", class_="muted") if "sideways" in p.get_text()]
+    assert [hint.get_text().split()[0] for hint in hints] == ["31"]
+    assert hints[0].find_next("table") is tables[2]
+
+
+def test_progress_and_long_prints_are_folded_and_short_ones_are_not(run):
+    bar = "requests: 100%|####| 16/16 [00:31<00:00]\n"
+    prints = [bar, bar * 8, "all is well\n", "a line\n" * 13, bar + "2 failed\n"]
+    outputs = [new_output("stream", name="stdout", text=text) for text in prints]
+    folder = run([new_markdown_cell("# Long?"), *(new_code_cell("x", outputs=[o]) for o in outputs)])
+    runs.render(folder)
+    page = page_of(folder)
+    assert accessibility.problems(page) == []
+    streams = BeautifulSoup(page, "html.parser").find_all("div", class_="output_stream")
+    folded = [stream.find_parent("details") for stream in streams]
+    said = [found.summary.get_text() if found else "" for found in folded]
+    assert said == ["progress (1 line)", "progress (8 lines)", "", "output (13 lines)", ""]
 
 
 def test_page_says_how_it_was_made(run):
