@@ -163,8 +163,8 @@ def fit(table: Tag, soup: BeautifulSoup) -> None:
     table["class"] = [*table.get("class", []), "tight"]
     for header in table.select("thead th"):
         for text in header.find_all(string=re.compile("_")):
-            pieces = re.split("(?<=_)", str(text))
-            text.replace_with(*(part for piece in pieces for part in (piece, soup.new_tag("wbr"))))
+            first, *more = re.split("(?<=_)", str(text))
+            text.replace_with(first, *(part for piece in more for part in (soup.new_tag("wbr"), piece)))
     narrow = [max(len(piece) for text in column for piece in re.split(r"(?<=_)|\s", text)) for column in columns]
     if sum(width + TIGHT_GAP for width in narrow) > TIGHT_PAGE and isinstance(table.parent, Tag):
         hint = soup.new_tag("p", attrs={"class": "muted"})
