@@ -14,6 +14,7 @@ from labkit.engine.server import (
     Server,
     ServerUnreachable,
     attach,
+    entries_at,
     on_demand,
     serve,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "base_url",
     "changes",
     "diff",
+    "entries_at",
     "on_demand",
     "plan",
     "restore",
