@@ -76,11 +76,10 @@ def go(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
         over = told(row, "over_ngram")
         return f"serve n-gram, which does as well here and needs no head (over it {over}), or try {BETTER_HEAD}."
     said = f"serve the head with `num_speculative_tokens` {row['k']:.0f} for prompts like these at that load."
-    if len(settings.streams) == 1:
-        said += (
-            f" Before other loads: `-p sweep_streams={settings.concurrency},...` with the numbers that you serve."
-        )
-    return said
+    if len(settings.streams) > 1:
+        return f"{said} At other loads the crossover above decides."
+    more = ",".join(str(settings.concurrency * times) for times in (1, 4, 16))
+    return f"{said} Before other loads measure them: `-p sweep_streams={more}`, or what you serve."
 
 
 def unclear(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 
 from labkit.plots.serving import COLOURS
 
@@ -69,7 +70,7 @@ def plot_by_streams(
     """
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
     # The prediction as a broad pale bar behind: at the same number of streams a thin one would hide the other.
-    broad = {"elinewidth": 7, "alpha": 0.55, "capsize": 0, "zorder": 1}
+    broad = {"elinewidth": 7, "ecolor": to_rgba(COLOURS[1], 0.45), "capsize": 0, "zorder": 1}
     intervals(ax, points, "predicted", COLOURS[1], "s", "predicted by the cost model", x="streams", **broad)
     drawn = [points] if ngram is None or ngram["speedup"].isna().all() else [points, ngram]
     if len(drawn) > 1:
