@@ -61,7 +61,7 @@ def advice(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str
             "**Next:** do not serve this head; outputs that differ are a bug, listed above under The same words."
         )
     if not row or pd.isna(row["speedup"]):
-        return "**Next:** measure the head: its server's address in `-p variant_server=...`, or none at all."
+        return "**Next:** measure the head: `-p variant_server=...`, or give no server, then the lab starts them."
     verdict = word(row)
     said = {GO: go, UNCLEAR: unclear, NO_GO: no_go}.get(verdict, one_prompt)(row, measured, settings)
     said = f"**Next** ({verdict} at k={row['k']:.0f}, {settings.concurrency} in flight): {said}"
@@ -106,7 +106,9 @@ def no_go(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
 
 def one_prompt(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
     """A speedup without an interval."""
-    return f"`-p prompts_per_category={max(2, a_category(measured) + 1)}`: one prompt has no interval."
+    return (
+        f"`-p prompts_per_category={a_category(measured) + 1}`, or more in your file: one prompt has no interval."
+    )
 
 
 def factor_needed(row: dict[str, Any]) -> float:
