@@ -122,4 +122,4 @@ def conclusion(
     )
     if settings.sweep_temperature and not settings.server and sampling.broken():
         limits += f" Nothing at a temperature: {sampling.broken()} writes garbage where it samples and speculates."
-    return "\n\n".join([" ".join(said), limits, advice(row, measured, settings)])
+    return "\n\n".join([" ".join(said), advice(row, measured, settings), limits])

@@ -130,7 +130,12 @@ def test_more_prompts_are_as_many_as_bring_the_interval_off_one():
         (point(), ATTACHED, "beats n-gram is **not measured**", "does as well"),
         (point(interval=NO_GO), {}, "serve without speculation", "prompts_per_category"),
         (point(interval=UNCLEAR), {}, "`-p prompts_per_category=", "acceptance length"),
-        (point(interval=(math.nan, 2.0, math.nan)), {}, "`-p prompts_per_category=3`: one prompt", "serve the"),
+        (
+            point(interval=(math.nan, 2.0, math.nan)),
+            {},
+            "`-p prompts_per_category=3`, or more in your file: one prompt",
+            "serve the",
+        ),
         ({}, ATTACHED, "`-p variant_server=...`", "n-gram"),
     ],
 )

@@ -496,4 +496,5 @@ def test_words_that_differ_are_no_go_whatever_the_speed(near):
     speedups = evaluation.speedups(measured.everything, ["eagle3"], 0)
     said = evaluation.conclusion(chosen, measured, speedups, points, {}, None)
     assert said.startswith("**go**") == near
+    assert ("serve the head with" if near else "do not serve this head") in said.split("**Next")[1]
     assert ("1 outputs differ from greedy by more than a near-tie" in said) != near
