@@ -194,7 +194,7 @@ def test_crossover_is_where_the_interval_reaches_one():
     )
     assert evaluation.crossover(table, 2) == {"low": 4, "mid": 8, "high": 16}
     said = evaluation.crossover_sentence(table, 2)
-    assert all(text in said for text in ("**from 4**", "from 8", "from 16"))
+    assert all(text in said for text in ("**from 4 streams on**", "from 8 streams", "from 16 streams"))
     assert evaluation.crossover(table.head(2), 2)["low"] == math.inf
     assert "up to 2: **go**" in evaluation.crossover_sentence(table.head(2), 2)
 
