@@ -158,4 +158,5 @@ def shown(table: pd.DataFrame) -> pd.DataFrame:
             chosen[name] = [MISSING if pd.isna(value) else f"{value:{form}}" for value in table[name]]
     if "throughput_tok_s" in table and (table["streams"] == 1).all():
         chosen = chosen.drop(columns="throughput_tok_s")  # of one stream: tok_s less the time to the first token
-    return chosen.loc[:, [not (chosen[name] == MISSING).all() for name in chosen]].reset_index(drop=True)
+    kept = [name for name in chosen if chosen.empty or not (chosen[name] == MISSING).all()]
+    return chosen[kept].reset_index(drop=True)

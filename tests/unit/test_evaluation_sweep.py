@@ -21,6 +21,7 @@ from labkit.evaluation import candidates as lineup
 from labkit.evaluation import standing as room
 from labkit.evaluation.measuring import Measured
 from labkit.evaluation.predicting import Predictor
+from labkit.plots import evaluation as plots
 from labkit.settings import BadParameter, Evaluation
 
 IDS = [delta(ids=[i], content=f"w{i} ") for i in range(1, 4)]
@@ -119,7 +120,14 @@ def test_without_a_server_for_the_head_only_the_baseline_is_measured(tmp_path, m
         measured = evaluation.sweep(chosen, tmp_path / "head", PROMPTS, PROMPTS.iloc[:0])
     assert set(measured.everything["variant"]) == {"baseline"}
     assert measured.best_k == chosen.num_speculative_tokens
-    assert evaluation.crossover_sentence(evaluation.points(measured, Predictor(measured.times, None, a), 0), 3)
+    table = evaluation.points(measured, Predictor(measured.times, None, a), 0)
+    assert "nothing can be said of streams" in evaluation.crossover_sentence(table, 3)
+    assert evaluation.shown(evaluation.greedy(table, 3)).empty
+    plots.plot_by_streams(evaluation.greedy(table, 3), evaluation.crossover(table, 3)["low"])
+    said = evaluation.conclusion(
+        chosen, measured, evaluation.speedups(measured.everything, ["eagle3"], 0), table, {}, None
+    )
+    assert "measure the head: `-p variant_server=...`" in said
 
 
 def row(variant, k, streams, prompt, category, ms, temperature=0.0, **more):
