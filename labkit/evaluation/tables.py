@@ -22,8 +22,16 @@ NOT_MEASURED, ONE_PROMPT = "not measured", "one prompt"
 MISSING = "–"
 FORMS = {"acceptance_length": ".2f", "tok_s": ".1f", "throughput_tok_s": ".1f"}
 FORMS |= {"step_ms_predicted": ".1f", "step_ms_measured": ".1f"}
-READ = ["category", *MARKS, "prompts", "acceptance_length", "tok_s", "throughput_tok_s", "speedup", "over_ngram"]
-READ += ["predicted", "step_ms_predicted", "step_ms_measured", "verdict"]
+# The columns that are read, the verdict in sight, and what they are called: words wrap where names do not.
+READ = dict.fromkeys(["category", *MARKS, "prompts", "speedup", "verdict"]) | {
+    "over_ngram": "over n-gram",
+    "predicted": None,
+    "acceptance_length": "acceptance length",
+    "tok_s": "tok/s",
+    "throughput_tok_s": "tok/s of all",
+    "step_ms_measured": "step ms, measured",
+    "step_ms_predicted": "step ms, predicted",
+}
 
 
 def points(measured: Measured, predictor: Predictor, seed: int) -> pd.DataFrame:
@@ -148,15 +156,15 @@ def told(row: Mapping[str, Any], name: str = "speedup") -> str:
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """What one reads of `points` or `by_category`, as text: an interval in one column; no column that is empty."""
     chosen = table.reindex(columns=[name for name in READ if name in table])
-    for name in ("speedup", "over_ngram", "predicted"):
-        if name in table:
-            chosen[name] = [told(row, name) for row in table.to_dict("records")]
+    for name in {"speedup", "over_ngram", "predicted"} & set(chosen):
+        chosen[name] = [told(row, name).replace(" ", "\u00a0") for row in table.to_dict("records")]
     if "over_ngram" in chosen:
         chosen.loc[chosen["variant"] == BASELINE, "over_ngram"] = MISSING  # n-gram's own speedup, upside down
-    for name, form in FORMS.items():
-        if name in table:
-            chosen[name] = [MISSING if pd.isna(value) else f"{value:{form}}" for value in table[name]]
-    if "throughput_tok_s" in table and (table["streams"] == 1).all():
+    for name in FORMS.keys() & set(chosen):
+        chosen[name] = [MISSING if pd.isna(value) else f"{value:{FORMS[name]}}" for value in table[name]]
+    if "throughput_tok_s" in chosen and (table["streams"] == 1).all():
         chosen = chosen.drop(columns="throughput_tok_s")  # of one stream: tok_s less the time to the first token
+    if (table["temperature"] == 0).all():
+        chosen = chosen.drop(columns="temperature")
     kept = [name for name in chosen if chosen.empty or not (chosen[name] == MISSING).all()]
-    return chosen[kept].reset_index(drop=True)
+    return chosen[kept].rename(columns={name: READ[name] or name for name in kept}).reset_index(drop=True)

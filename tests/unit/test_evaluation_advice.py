@@ -181,15 +181,16 @@ def test_every_rule_of_the_first_cell_is_answered(row, given, answers):
 def test_tables_show_what_matters_in_few_columns():
     points = pd.DataFrame([point(over=GO, predicted=1.3), point(variant="baseline", k=0, over=NO_GO)])
     found = evaluation.shown(points.assign(side_by_side=1.0, ttft_ms=5.0))
-    assert found.loc[0, ["speedup", "over_ngram", "predicted"]].tolist() == [
+    assert found.loc[0, ["speedup", "over n-gram", "predicted"]].str.replace("\u00a0", " ").tolist() == [
         "1.50× [1.20, 1.80]",
         "1.50× [1.20, 1.80]",
         "1.30× [1.10, 1.50]",
     ]
-    assert found.loc[1, "over_ngram"] == "–", "of the baseline it is n-gram's own speedup, upside down"
-    assert {"side_by_side", "ttft_ms", "speedup_low", "throughput_tok_s"}.isdisjoint(found), "one stream only"
-    assert list(found)[-1] == "verdict"
-    assert "throughput_tok_s" in evaluation.shown(pd.DataFrame([point(4)]))
+    assert found.loc[1, "over n-gram"] == "–", "of the baseline it is n-gram's own speedup, upside down"
+    assert {"side_by_side", "ttft_ms", "speedup_low", "tok/s of all", "temperature"}.isdisjoint(found)
+    assert list(found)[: list(found).index("verdict")] == ["variant", "k", "streams", "prompts", "speedup"]
+    several = evaluation.shown(pd.DataFrame([point(4), point(1) | {"temperature": 0.7}]))
+    assert {"tok/s of all", "temperature"} <= set(several)
     alone = evaluation.shown(pd.DataFrame([point(interval=(math.nan, 4.4, math.nan))]))
     assert alone.loc[0, ["speedup", "verdict"]].tolist() == ["4.40×", "one prompt"]
     assert "predicted" not in alone
