@@ -28,7 +28,7 @@ def lab(tmp_path, monkeypatch):
             "run `.venv/bin/labkit doctor`, then `.venv/bin/labkit run 04`",
         ),
         ("labkit: no memory left; the labkit command", "labkit: no memory left; the labkit command"),
-        ("see /opt/labkit run", "see /opt/labkit run"),
+        ("see tools/labkit run", "see tools/labkit run"),
         (".venv/bin/labkit run 02", ".venv/bin/labkit run 02"),
         ("python -m labkit.cli run 02", "python -m labkit.cli run 02"),
     ],
