@@ -78,7 +78,7 @@ def reason(row: pd.Series, shown: str, changed: float) -> str:
     A step that drafts cannot cost less than a plain one: a cost below 1 is said to be noise, or a busy machine.
     """
     ratio, tokens = float(row[f"{shown}_total"]), float(row["tokens_per_step"])
-    few = f" ({row['prompts']:.0f} prompt{'s' * (row['prompts'] > 1)} only)" if row["prompts"] < FEWEST else ""
+    few = f" ({row['prompts']:.0f} of its prompts only)" if row["prompts"] < FEWEST else ""
     cost, where = tokens / ratio, f"on {row['category']}{few}"
     if cost < NOISE:
         times = "the benchmark of one server" if shown == "measured" else "some step times"
