@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from labkit import engine, files, targets
+from labkit.bench import attached
 from labkit.bench.conditions import attached_digest, fingerprint
 from labkit.bench.journal import Journal
 from labkit.bench.rows import frame, typed
@@ -94,6 +95,7 @@ def measure_variant(
     def measured() -> pd.DataFrame:
         if not url:
             engine.sampling.refuse(variant, temperature)
+        attached.refuse_wrong(settings, variant)
         with server_for(settings, variant, url, server, options) as running:
             return run(
                 running,

@@ -266,7 +266,7 @@ def raise_if_failed(table: pd.DataFrame, server: Any, url: str) -> None:
         raise ServerGone(
             f"the server at {url} stopped answering: {len(table) - len(failed)} of {len(table)} requests were "
             f"measured, then: {first}{cause(server)}",
-            "start it again and run the same cell; what was measured is in .rows of this error",
+            "start it again; the rows until then are kept (here in .rows of this error)",
             table,
         )
     if len(failed) == len(table):

@@ -14,6 +14,7 @@ import pandas as pd
 from scipy import optimize
 
 from labkit import acceptance, engine, files, targets
+from labkit.bench import attached
 from labkit.bench.conditions import attached_digest, fingerprint
 from labkit.bench.measure import measure_variant, served_as
 from labkit.bench.run import BadRun, run
@@ -148,7 +149,9 @@ def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tupl
     """The baseline's rows and its step times for n = 1 to `longest`; both from disk where they fit.
 
     One server serves both, the settings' own or attached one; it starts only where something has to be measured.
+    Raises what labkit.bench.attached says of given servers that are not there, or not what they should be.
     """
+    attached.require_answers(settings)
     target = (settings.server and settings.target) or targets.resolve(settings.target)
     with engine.on_demand(target, "baseline", url=settings.server, **served_as(settings)) as server:
         rows = measure_variant(settings, "baseline", prompts, server=server)

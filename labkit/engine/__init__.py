@@ -14,6 +14,7 @@ from labkit.engine.server import (
     Server,
     ServerUnreachable,
     attach,
+    entries_at,
     on_demand,
     serve,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "attach",
     "base_url",
     "diff",
+    "entries_at",
     "on_demand",
     "plan",
     "restore",

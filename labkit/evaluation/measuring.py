@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from labkit.acceptance import Acceptance
-from labkit.bench import steptimes
+from labkit.bench import attached, steptimes
 from labkit.engine import sampling
 from labkit.evaluation import judging
 from labkit.evaluation.candidates import BASELINE, NGRAM, candidates, label_of
@@ -57,6 +57,7 @@ def sweep(
     Servers stand side by side where the memory reaches (`side_by_side`): all, or the baseline beside the head;
     else they are measured one after the other.
     """
+    attached.require_answers(settings)
     found = candidates(settings, head, also)
     rig = Rig(settings, found, also)
     target = None if settings.server else rig.target

@@ -15,6 +15,7 @@ import pandas as pd
 
 from labkit import acceptance, bench, engine, files, targets
 from labkit.acceptance import Acceptance
+from labkit.bench import attached
 from labkit.bench.conditions import attached_digest
 from labkit.bench.measure import journal_of, served_as
 from labkit.bench.rows import frame, typed
@@ -106,6 +107,8 @@ class Rig:
         self, labels: Sequence[str], prompts: pd.DataFrame, at: Any, digests: dict[str, str]
     ) -> dict[str, pd.DataFrame]:
         """Measure a point on the servers of `labels` by turns and save its rows and counts."""
+        for label in labels:
+            attached.refuse_wrong(self.settings, self.candidates[label].variant)
         journals = {label: journal_of(at.folder, label, digests[label]) for label in labels}
         for journal in journals.values() if os.environ.get("LABKIT_FORCE") else ():
             journal.discard()
@@ -123,6 +126,8 @@ class Rig:
         found = {}
         for label, side in sides.items():
             rows = side.frame(bench.as_prompts(prompts))
+            if label != BASELINE and self.candidates[label].url:
+                attached.refuse_another_method(rows, self.candidates[label].url)
             if side.counts:
                 self.save_counts(label, digests[label], acceptance.pool(side.counts))
             found[label] = bench.measure(at.folder, label, digests[label], lambda s=side, r=rows: checked(s, r))

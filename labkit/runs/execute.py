@@ -92,9 +92,9 @@ def executed(path: Path) -> dict[str, Any]:
 def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False) -> Path:
     """Run one notebook headless into outputs/<run_id>/<notebook>/; returns the executed copy.
 
-    Unknown or ill-typed parameters raise BadParameter before anything starts, prompts that cannot be read what
-    labkit.runs.inputs says. A failing cell raises StageFailed; the partial notebook and the server logs stay in
-    the stage's folder. PartDone where the notebook ended after its shard.
+    Unknown or ill-typed parameters raise BadParameter before anything starts; prompts that cannot be read, and
+    servers that do not answer, raise what labkit.runs.inputs says. A failing cell raises StageFailed; the partial
+    notebook and the server logs stay in the stage's folder. PartDone where the notebook ended after its shard.
     """
     chosen = NOTEBOOKS[find_notebook(notebook)].of(parameters)
     output = chosen.folder / f"{chosen.notebook}.ipynb"
@@ -104,6 +104,7 @@ def execute(notebook: str, parameters: Mapping[str, Any], *, force: bool = False
     if gone := lost(chosen):
         say(f"{chosen.notebook}: gone or changed since it was finished: {', '.join(gone)}")
     inputs.refuse(chosen)
+    inputs.refuse_servers(chosen)
     say(f"{chosen.notebook} -> {chosen.folder}")
     started = time.monotonic()
     with alone(chosen.folder):
@@ -196,7 +197,7 @@ def failure(chosen: Settings, output: Path, error: PapermillExecutionError) -> S
 def what_is_left(folder: Path, partial: Path) -> str:
     """What a stage that failed leaves to be read, and what its next run will find done."""
     logs = ", server logs lie beside it" if any(folder.glob("server-*.log")) else ""
-    done = ": finished steps are kept" if products.sizes(folder) or any(folder.glob("*/*")) else ""
+    done = ": what was done until then is kept" if products.sizes(folder) or any(folder.glob("*/*")) else ""
     return f"the partial notebook is {partial}{logs}; then run the same command again{done}"
 
 
@@ -265,6 +266,8 @@ def run_all(parameters: Mapping[str, Any], *, force: bool = False) -> Path:
     chosen = checked(parameters)  # all of them before any starts
     for each in chosen.values():
         inputs.refuse(each)
+        if not finished(each):
+            inputs.refuse_servers(each)
     started = time.monotonic()
     for name in NOTEBOOKS:
         execute(name, parameters_for(name, parameters), force=force)

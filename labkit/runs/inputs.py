@@ -1,4 +1,4 @@
-"""What a person brings to a run, looked at before a notebook starts: are the prompts there, can they be read?"""
+"""What a person brings to a run, looked at before a notebook starts: are prompts readable, do servers answer?"""
 
 from __future__ import annotations
 
@@ -21,3 +21,11 @@ def refuse(chosen: Settings) -> None:
         from labkit import bench
 
         bench.prompts(source)
+
+
+def refuse_servers(chosen: Settings) -> None:
+    """Raise ServerUnreachable or BadUrl, naming the parameter, where a given server does not answer."""
+    if getattr(chosen, "server", "") or getattr(chosen, "variant_server", ""):
+        from labkit.bench import attached
+
+        attached.require_answers(chosen)

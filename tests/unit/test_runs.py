@@ -119,8 +119,8 @@ def test_prompts_that_cannot_be_read_stop_before_a_kernel_starts(number, text, t
     [
         ([], ["partial.ipynb"], ["logs", "kept"]),
         (["server-baseline.log"], ["server logs lie beside it"], ["kept"]),
-        (["rows.parquet"], ["finished steps are kept"], ["logs"]),
-        (["data/answers.jsonl"], ["finished steps are kept"], ["logs"]),
+        (["rows.parquet"], ["what was done until then is kept"], ["logs"]),
+        (["data/answers.jsonl"], ["what was done until then is kept"], ["logs"]),
     ],
 )
 def test_a_failed_stage_says_only_what_is_there(tmp_path, left, told, untold):
