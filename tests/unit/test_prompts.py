@@ -118,7 +118,8 @@ def test_a_category_a_file_and_a_folder(tmp_path: Path) -> None:
 def test_what_was_sent_of_what_there_is(tmp_path: Path) -> None:
     """Two of support and three of sql: two of each leave one sql prompt out, 0 none."""
     names = ["support-1", "support-2", "sql-1", "sql-2", "sql-3"]
-    messages = [[{"role": "user", "content": f"What of {name}?"}] for name in names]
+    texts = ["My order is late", "I cannot log in", "All customers", "Sales by month", "Drop a column"]
+    messages = [[{"role": "user", "content": text}] for text in texts]
     rows = [{"id": i, "category": i[:-2], "messages": m} for i, m in zip(names, messages, strict=True)]
     file = tmp_path / "own.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
