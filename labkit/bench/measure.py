@@ -18,9 +18,13 @@ from labkit import engine, files, targets
 from labkit.bench import attached
 from labkit.bench.conditions import attached_digest, fingerprint
 from labkit.bench.journal import Journal
+from labkit.bench.prompts import as_prompts
 from labkit.bench.rows import frame, typed
 from labkit.bench.run import MeasurementFailed, run
+from labkit.bench.together import run_together
 from labkit.engine import OnDemand, Server
+
+by_turns: set[Path] = set()  # rows that were just measured for the next step to take up, also under --force
 
 
 def measure(
@@ -37,14 +41,12 @@ def measure(
     name and digest. Rows with failed requests, also those of a MeasurementFailed, are kept as
     <name>-incomplete.parquet; the next time only what failed or is missing is measured.
     """
-    file = f"{name}-{digest}.parquet"
-    forced = os.environ.get("LABKIT_FORCE")  # `labkit run --force` measures again
-    for place in () if forced else (folder, *also):
-        if (place / "measured" / file).exists():
-            return files.read_parquet(place / "measured" / file)
+    kept = on_disk(name, digest, (folder, *also))
+    if kept is not None:
+        return kept
     incomplete = folder / "measured" / f"{name}-incomplete.parquet"
     journal = journal_of(folder, name, digest)
-    if forced:
+    if os.environ.get("LABKIT_FORCE"):
         journal.discard()
     try:
         rows = run_it()
@@ -52,11 +54,21 @@ def measure(
         files.write_parquet(incomplete, error.rows)
         raise
     complete = bool(rows["error"].isna().all())
-    files.write_parquet(folder / "measured" / file if complete else incomplete, rows)
+    files.write_parquet(folder / "measured" / f"{name}-{digest}.parquet" if complete else incomplete, rows)
     if complete:
         incomplete.unlink(missing_ok=True)
         journal.discard()
     return rows
+
+
+def on_disk(name: str, digest: str, places: Iterable[Path]) -> pd.DataFrame | None:
+    """Rows that fit, from the first of these folders that has them; under --force those just measured only."""
+    for place in places:
+        path = place / "measured" / f"{name}-{digest}.parquet"
+        if path.exists() and (path in by_turns or not os.environ.get("LABKIT_FORCE")):
+            by_turns.discard(path)
+            return files.read_parquet(path)
+    return None
 
 
 def journal_of(folder: Path, name: str, digest: str) -> Journal:
@@ -87,9 +99,7 @@ def measure_variant(
         return frame([])
     name = name or variant
     also = list(also)
-    fits = fingerprint(settings, variant, prompts, url=url, **options)
-    if url:
-        fits = attached_digest([settings.folder, *also], name, fits, url, settings.model)
+    fits = rows_digest(settings, variant, prompts, url, options, name=name, also=also)
     temperature = getattr(settings, "temperature", 0.0)
 
     def measured() -> pd.DataFrame:
@@ -112,6 +122,54 @@ def measure_variant(
             )
 
     return typed(measure(settings.folder, name, fits, measured, also=also).assign(variant=name))
+
+
+def rows_digest(
+    settings: Any,
+    variant: str,
+    prompts: pd.DataFrame,
+    url: str,
+    options: dict[str, Any],
+    *,
+    name: str = "",
+    also: Iterable[Path] = (),
+) -> str:
+    """What the rows of a variant depend on, an attached server's identity included."""
+    fits = fingerprint(settings, variant, prompts, url=url, **options)
+    return attached_digest([settings.folder, *also], name or variant, fits, url, settings.model) if url else fits
+
+
+def measure_by_turns(settings: Any, variant: str, prompts: pd.DataFrame, **options: Any) -> None:
+    """Measure baseline and variant on two attached servers by turns, for `measure_variant` to take up from disk.
+
+    Prompt by prompt (see bench.run_together), so that what else the machines do falls on both alike. Nothing where
+    one of them is not attached, or has its rows already: the other is then measured alone.
+    """
+    given = {"baseline": (settings.server, {}), variant: (settings.variant_server, options)}
+    if prompts.empty or not all(url for url, _ in given.values()):
+        return
+    fits = {name: rows_digest(settings, name, prompts, url, more) for name, (url, more) in given.items()}
+    if any(on_disk(name, digest, [settings.folder]) is not None for name, digest in fits.items()):
+        return
+    for name in given:
+        attached.refuse_wrong(settings, name)
+    journals = {name: journal_of(settings.folder, name, digest) for name, digest in fits.items()}
+    for journal in journals.values() if os.environ.get("LABKIT_FORCE") else ():
+        journal.discard()
+    sides = run_together(
+        {name: engine.attach(url, settings.model or None) for name, (url, _) in given.items()},
+        prompts,
+        {name: journal.path for name, journal in journals.items()},
+        max_tokens=settings.max_tokens,
+        repeats=settings.repeats,
+        concurrency=settings.concurrency,
+        temperature=settings.temperature,
+        seed=settings.seed,
+        model=settings.model or None,
+    )
+    for name, side in sides.items():
+        measure(settings.folder, name, fits[name], lambda side=side: side.checked(as_prompts(prompts)))
+        by_turns.add(settings.folder / "measured" / f"{name}-{fits[name]}.parquet")
 
 
 def server_for(

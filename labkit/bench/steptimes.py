@@ -16,7 +16,7 @@ from scipy import optimize
 from labkit import acceptance, engine, files, targets
 from labkit.bench import attached
 from labkit.bench.conditions import attached_digest, fingerprint
-from labkit.bench.measure import measure_variant, served_as
+from labkit.bench.measure import measure_by_turns, measure_variant, served_as
 from labkit.bench.run import BadRun, run
 from labkit.bench.statistics import succeeded
 
@@ -149,9 +149,12 @@ def measure_baseline(settings: Any, prompts: pd.DataFrame, longest: int) -> tupl
     """The baseline's rows and its step times for n = 1 to `longest`; both from disk where they fit.
 
     One server serves both, the settings' own or attached one; it starts only where something has to be measured.
+    Where the n-gram server is attached, too, its rows are measured now, by turns with these (`measure_by_turns`).
     Raises what labkit.bench.attached says of given servers that are not there, or not what they should be.
     """
     attached.require_answers(settings)
+    if getattr(settings, "variant_server", "") and hasattr(settings, "lookup"):
+        measure_by_turns(settings, "ngram", prompts, **settings.lookup)
     target = (settings.server and settings.target) or targets.resolve(settings.target)
     with engine.on_demand(target, "baseline", url=settings.server, **served_as(settings)) as server:
         rows = measure_variant(settings, "baseline", prompts, server=server)

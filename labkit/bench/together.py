@@ -21,7 +21,7 @@ from labkit.bench.journal import Journal, key
 from labkit.bench.plan import Plan, Workload
 from labkit.bench.prompts import Prompt, as_prompts
 from labkit.bench.rows import Row
-from labkit.bench.run import digest_of, ended, in_background, small_collections
+from labkit.bench.run import digest_of, ended, in_background, raise_if_failed, small_collections
 from labkit.engine import Server
 from labkit.engine.bounds import ASYNC_HOOKS
 from labkit.engine.urls import options
@@ -61,6 +61,12 @@ class Side:
         row = row | {"variant": self.name}
         self.journal.append(row | {"request": self.digests[row["prompt_id"]]})
         self.kept.append(row)
+
+    def checked(self, prompts: Sequence[Prompt]) -> pd.DataFrame:
+        """`frame`; raises what bench.run raises where the server went, or answered nothing."""
+        found = self.frame(prompts)
+        raise_if_failed(found, self.server, self.plan.base_url)
+        return found
 
     def frame(self, prompts: Sequence[Prompt]) -> pd.DataFrame:
         """The rows in the order of repeats and prompts."""

@@ -19,7 +19,6 @@ from labkit.bench import attached
 from labkit.bench.conditions import attached_digest
 from labkit.bench.measure import journal_of, served_as
 from labkit.bench.rows import frame, typed
-from labkit.bench.run import raise_if_failed
 from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM, Candidate, label_of
 from labkit.settings import Evaluation
 
@@ -123,14 +122,13 @@ class Rig:
             seed=at.seed,
             model=at.model or None,
         )
-        found = {}
+        found, chosen = {}, bench.as_prompts(prompts)
         for label, side in sides.items():
-            rows = side.frame(bench.as_prompts(prompts))
             if label != BASELINE and self.candidates[label].url:
-                attached.refuse_another_method(rows, self.candidates[label].url)
+                attached.refuse_another_method(side.frame(chosen), self.candidates[label].url)
             if side.counts:
                 self.save_counts(label, digests[label], acceptance.pool(side.counts))
-            found[label] = bench.measure(at.folder, label, digests[label], lambda s=side, r=rows: checked(s, r))
+            found[label] = bench.measure(at.folder, label, digests[label], lambda s=side: s.checked(chosen))
         return found
 
     def started(self, labels: Sequence[str]) -> dict[str, engine.Server]:
@@ -176,9 +174,3 @@ class Rig:
         if mine.empty:
             return self.settings.num_speculative_tokens
         return int(bench.summary(mine, by=["k"]).set_index("k")["tok_s"].idxmax())
-
-
-def checked(side: bench.Side, rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of a side; raises what bench.run raises where the server went, or answered nothing."""
-    raise_if_failed(rows, side.server, side.plan.base_url)
-    return rows

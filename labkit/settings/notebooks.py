@@ -120,6 +120,12 @@ class NgramBaseline(Settings):
                 "give a smaller prompt_lookup_min",
             )
 
+    @property
+    def lookup(self) -> dict[str, int]:
+        """The n-gram proposer's options."""
+        names = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertActivation(Settings):

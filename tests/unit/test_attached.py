@@ -1,12 +1,13 @@
 """Servers that are given by address: away, swapped, or of another kind than they were given for."""
 
+import dataclasses
 import re
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from sse_server import ROLE, Reply, delta, serving, usage
+from sse_server import BREAK, ROLE, Reply, delta, serving, usage
 
 from labkit import bench, engine, files, runs
 from labkit.bench import attached
@@ -145,3 +146,57 @@ def test_a_head_drafts_in_every_step(drafts, refused):
         return
     with pytest.raises(attached.WrongServer, match="60% of its steps"):
         attached.refuse_another_method(rows, "http://x")
+
+
+FOUR = pd.concat([PROMPTS.assign(prompt_id=name) for name in "abcd"], ignore_index=True)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_an_attached_pair_is_measured_by_turns_and_once(pair, monkeypatch, forced):
+    """The baseline's step asks both, prompt by prompt; the variant's finds its rows, also under --force."""
+    settings, servers = pair("plain", "k=5", max_tokens=2, repeats=2)
+    if forced:
+        bench.measure_baseline(settings, FOUR, 1)
+        bench.measure_variant(settings, "ngram", FOUR, **settings.lookup)
+        monkeypatch.setenv("LABKIT_FORCE", "1")
+        for each in servers:
+            each.sent_at.clear(), each.requests.clear()
+    rows, _ = bench.measure_baseline(settings, FOUR, 1)
+    asked = len(servers[1].requests)
+    assert asked == 1 + 8, "a warm-up, and each prompt twice"
+    found = bench.measure_variant(settings, "ngram", FOUR, **settings.lookup)
+    assert len(servers[1].requests) == asked
+    assert (len(rows), len(found), set(rows.variant), set(found.variant)) == (8, 8, {"baseline"}, {"ngram"})
+    turns = sorted([(at, 0) for at in servers[0].sent_at[1:9]] + [(at, 1) for at in servers[1].sent_at[1:9]])
+    order = [side for _, side in turns]
+    assert all({*order[at : at + 2]} == {0, 1} for at in range(0, 16, 2)), order
+
+
+def asked_of(server):
+    """Requests of the benchmark; step times have prompts of their own."""
+    return sum(body.get("messages") == PROMPTS.messages[0] for body in server.requests)
+
+
+def test_rows_that_one_of_the_pair_has_are_kept(pair):
+    settings, servers = pair("plain", "k=5", max_tokens=2, repeats=1)
+    alone = dataclasses.replace(settings, variant_server="")
+    bench.measure_baseline(alone, FOUR, 1)
+    asked = asked_of(servers[0])
+    bench.measure_baseline(settings, FOUR, 1)
+    assert asked_of(servers[0]) == asked
+    assert len(bench.measure_variant(settings, "ngram", FOUR, **settings.lookup)) == 4
+
+
+def test_a_server_that_goes_in_the_middle_costs_only_its_own_rest(pair):
+    settings, servers = pair("plain", "k=5", max_tokens=2, repeats=1)
+    answers = iter([PLAIN] * 3)
+    servers[1].script = lambda *_: next(answers, Reply([ROLE, BREAK]))
+    bench.measure_baseline(settings, FOUR, 1)
+    assert bench.measure_variant(settings, "ngram", FOUR, **settings.lookup)["error"].notna().sum() == 2
+    asked = [asked_of(each) for each in servers]
+    servers[1].script = lambda *_: PLAIN
+    bench.measure_baseline(settings, FOUR, 1)
+    found = bench.measure_variant(settings, "ngram", FOUR, **settings.lookup)
+    assert found["error"].isna().all()
+    assert asked_of(servers[0]) == asked[0], "its rows were whole"
+    assert asked_of(servers[1]) - asked[1] == 1 + 2, "a warm-up and what was missing"
