@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from labkit.bench.statistics import FEWEST
 from labkit.prediction.steps import NOISE
 from labkit.prediction.tables import CLOSE
 
@@ -78,7 +77,7 @@ def reason(row: pd.Series, shown: str, changed: float) -> str:
     A step that drafts cannot cost less than a plain one: a cost below 1 is said to be noise, or a busy machine.
     """
     ratio, tokens = float(row[f"{shown}_total"]), float(row["tokens_per_step"])
-    few = f" ({row['prompts']:.0f} of its prompts only)" if row["prompts"] < FEWEST else ""
+    few = {1: " (from one prompt)", 2: " (from two prompts)"}.get(int(row["prompts"]), "")
     cost, where = tokens / ratio, f"on {row['category']}{few}"
     if cost < NOISE:
         times = "the benchmark of one server" if shown == "measured" else "some step times"

@@ -108,7 +108,8 @@ def step_cost(line: pd.Series, found: dict[str, Acceptance]) -> float:
 
 def limits(settings: Any, prompts: int, beside: pd.DataFrame) -> str:
     """What the answer holds for, and where to go on from here."""
-    turns = "" if beside["measured"].isna().all() else ", the servers one after the other"
+    turns = "by turns" if settings.server and settings.variant_server else "one after the other"
+    turns = "" if beside["measured"].isna().all() else f", the servers {turns}"
     return (
         f"Limits: {settings.concurrency} request(s) in flight, {settings.max_tokens} tokens a request, {prompts} "
         f"prompts{turns}. Why verifying costs what it does on a mixture of experts: notebook 03. A draft without "

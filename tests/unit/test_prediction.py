@@ -187,7 +187,7 @@ def test_a_step_cheaper_than_a_plain_one_is_not_explained(total: float, says: st
     line = {"category": "dialogue", "prompts": 2, "tokens_per_step": 1.58, "measured": 2.73}
     text = prediction.reasons(beside_of({}, line | {"measured_total": total}), 1.0)
     assert says in text
-    assert "on dialogue (2 of its prompts only)" in text
+    assert "on dialogue (from two prompts)" in text
     assert ("because" in text) == (total < 2)
 
 

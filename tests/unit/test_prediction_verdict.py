@@ -120,6 +120,8 @@ def test_the_headline_says_that_a_machine_was_not_quiet() -> None:
 
 
 def test_one_server_has_no_other_to_take_turns_with() -> None:
-    settings = SimpleNamespace(concurrency=1, max_tokens=24)
+    settings = SimpleNamespace(concurrency=1, max_tokens=24, server="a", variant_server="")
     assert "one after the other" not in prediction.limits(settings, 7, predicted(1.3, 1.1, 1.5))
     assert "one after the other" in prediction.limits(settings, 7, measured(1.3, 1.1, 1.5))
+    settings.variant_server = "b"
+    assert "the servers by turns" in prediction.limits(settings, 7, measured(1.3, 1.1, 1.5))
