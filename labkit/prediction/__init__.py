@@ -13,7 +13,7 @@ from labkit.prediction.steps import (
     speedup,
     step_costs,
 )
-from labkit.prediction.tables import COLUMNS, beside, by_category, by_prompt, grid, overall
+from labkit.prediction.tables import COLUMNS, beside, by_category, by_prompt, grid, overall, shown
 from labkit.prediction.telling import reasons, sentence
 from labkit.prediction.verdict import conclusion, headline, limits, worth
 
@@ -36,6 +36,7 @@ __all__ = [
     "scheduling",
     "scheduling_sentence",
     "sentence",
+    "shown",
     "speedup",
     "step_costs",
     "worth",

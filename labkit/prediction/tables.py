@@ -102,6 +102,11 @@ def line(
     return row | {"explained": explained, "explained_right": right(explained, measured)}
 
 
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """A table to look at: two decimals, no column without any value, and blanks where there is none."""
+    return table.dropna(axis="columns", how="all").infer_objects().round(2).astype(object).fillna("")
+
+
 def right(predicted: float, measured: pd.Series) -> bool | None:
     """Whether a prediction is within 10% or inside the interval; None where no interval was measured."""
     if np.isnan(predicted) or np.isnan(measured["speedup_low"]):

@@ -207,6 +207,16 @@ def test_tokens_a_step_over_the_told_ratio_is_the_told_cost(total: float) -> Non
         assert float(tokens) / float(cost) == pytest.approx(total, rel=0.01)
 
 
+def test_a_table_that_is_shown_has_no_nan_and_no_empty_column() -> None:
+    """Also where an empty frame was put below it, which makes its numbers objects."""
+    table = pd.concat([pd.DataFrame({"a": [1.23456, 2.0], "b": [np.nan, 3.456], "c": np.nan}), TIMES[:0]])
+    found = prediction.shown(table)
+    assert list(found) == ["a", "b"]
+    assert found.to_numpy().tolist() == [[1.23, ""], [2.0, 3.46]]
+    objects = prediction.shown(pd.DataFrame({"a": [1.23456]}, dtype=object))
+    assert objects.to_numpy().tolist() == [[1.23]]
+
+
 def test_missing_and_disordered_step_times_are_said() -> None:
     told = "t(3) could not be timed** (tokens came in bunches): its neighbours stand in for it"
     assert told in prediction.doubts(TIMES, 4)
