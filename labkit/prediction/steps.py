@@ -136,9 +136,7 @@ def doubts(times: pd.DataFrame, longest: int) -> str:
     text = ""
     if lost:
         names = ", ".join(f"t({n})" for n in lost)
-        instead = (
-            f"t({max(have):.0f}) stands in for it" if lost[-1] > max(have) else "its neighbours stand in for it"
-        )
+        instead = f"t({max(have):.0f}) stands in" if lost[-1] > max(have) else "the nearest ones stand in"
         text = f"**{names} could not be timed** (tokens came in bunches): {instead}, so steps may be dearer. "
     one = times[times["streams"] == times["streams"].min()] if "streams" in times else times
     before = one["step_ms"].cummax().shift()

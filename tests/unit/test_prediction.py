@@ -218,7 +218,7 @@ def test_a_table_that_is_shown_has_no_nan_and_no_empty_column() -> None:
 
 
 def test_missing_and_disordered_step_times_are_said() -> None:
-    told = "t(3) could not be timed** (tokens came in bunches): its neighbours stand in for it"
+    told = "t(3) could not be timed** (tokens came in bunches): the nearest ones stand in"
     assert told in prediction.doubts(TIMES, 4)
     whole = pd.DataFrame({"n": [1, 2, 3, 4], "step_ms": [10.0, 11.0, 12.0, 13.0]})
     told = "t(5), t(6) could not be timed** (tokens came in bunches): t(4) stands in"
