@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from labkit.evaluation.advice import rules
 from labkit.evaluation.earlier import HELD_OUT, Pipeline, require_fit
 from labkit.evaluation.judging import sentence as agreement_sentence
 from labkit.evaluation.measuring import Measured, sweep
 from labkit.evaluation.predicting import Predictor
 from labkit.evaluation.sets import acceptances, speedups
-from labkit.evaluation.tables import by_category, points, positions
-from labkit.evaluation.verdicts import (
-    by_k,
-    by_streams,
-    conclusion,
-    crossover,
-    crossover_sentence,
-    greedy,
-    headline,
-    sweep_headline,
-    verdict,
-)
+from labkit.evaluation.streams import crossover, crossover_sentence, greedy
+from labkit.evaluation.tables import by_category, points, positions, shown
+from labkit.evaluation.verdicts import best, by_k, conclusion, headline, sweep_headline, verdict
 
 __all__ = [
     "HELD_OUT",
@@ -27,9 +19,9 @@ __all__ = [
     "Predictor",
     "acceptances",
     "agreement_sentence",
+    "best",
     "by_category",
     "by_k",
-    "by_streams",
     "conclusion",
     "crossover",
     "crossover_sentence",
@@ -38,6 +30,8 @@ __all__ = [
     "points",
     "positions",
     "require_fit",
+    "rules",
+    "shown",
     "speedups",
     "sweep",
     "sweep_headline",

@@ -18,6 +18,20 @@ from labkit.evaluation.predicting import Predictor
 from labkit.evaluation.rig import MARKS
 
 ENDS = ("", "_low", "_high")
+NOT_MEASURED, ONE_PROMPT = "not measured", "one prompt"
+MISSING = "–"
+FORMS = {"acceptance_length": ".2f", "tok_s": ".1f", "throughput_tok_s": ".1f"}
+FORMS |= {"step_ms_predicted": ".1f", "step_ms_measured": ".1f"}
+# The columns that are read, the verdict in sight, and what they are called: words wrap where names do not.
+READ = dict.fromkeys(["category", *MARKS, "prompts", "speedup", "verdict"]) | {
+    "over_ngram": "over n-gram",
+    "predicted": None,
+    "acceptance_length": "acceptance length",
+    "tok_s": "tok/s",
+    "throughput_tok_s": "tok/s of all",
+    "step_ms_measured": "step ms, measured",
+    "step_ms_predicted": "step ms, predicted",
+}
 
 
 def points(measured: Measured, predictor: Predictor, seed: int) -> pd.DataFrame:
@@ -113,10 +127,10 @@ def ratio(mine: pd.DataFrame, others: pd.DataFrame, base: str, name: str, seed: 
 
 
 def word(row: Mapping[str, Any]) -> str:
-    """Go, no-go or unclear of a row's speedup interval; not measured without one."""
+    """Go, no-go or unclear of a row's speedup interval; one prompt where it has a speedup and no interval."""
     low, high = row["speedup_low"], row["speedup_high"]
     if pd.isna(low) or pd.isna(high):
-        return "not measured"
+        return NOT_MEASURED if pd.isna(row["speedup"]) else ONE_PROMPT
     return GO if low > 1 else NO_GO if high < 1 else UNCLEAR
 
 
@@ -129,3 +143,28 @@ def pairs_in_time(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
         if known
         else np.nan
     )
+
+
+def told(row: Mapping[str, Any], name: str = "speedup") -> str:
+    """A speedup with its interval, as far as there is one: 1.52× [1.33, 1.67]."""
+    middle, low, high = (row.get(f"{name}{end}", math.nan) for end in ENDS)
+    if pd.isna(middle):
+        return MISSING
+    return f"{middle:.2f}×" + ("" if pd.isna(low) or pd.isna(high) else f" [{low:.2f}, {high:.2f}]")
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """What one reads of `points` or `by_category`, as text: an interval in one column; no column that is empty."""
+    chosen = table.reindex(columns=[name for name in READ if name in table])
+    for name in {"speedup", "over_ngram", "predicted"} & set(chosen):
+        chosen[name] = [told(row, name).replace(" ", "\u00a0") for row in table.to_dict("records")]
+    if "over_ngram" in chosen:
+        chosen.loc[chosen["variant"] == BASELINE, "over_ngram"] = MISSING  # n-gram's own speedup, upside down
+    for name in FORMS.keys() & set(chosen):
+        chosen[name] = [MISSING if pd.isna(value) else f"{value:{FORMS[name]}}" for value in table[name]]
+    if "throughput_tok_s" in chosen and (table["streams"] == 1).all():
+        chosen = chosen.drop(columns="throughput_tok_s")  # of one stream: tok_s less the time to the first token
+    if (table["temperature"] == 0).all():
+        chosen = chosen.drop(columns="temperature")
+    kept = [name for name in chosen if chosen.empty or not (chosen[name] == MISSING).all()]
+    return chosen[kept].rename(columns={name: READ[name] or name for name in kept}).reset_index(drop=True)

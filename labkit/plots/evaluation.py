@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 
 from labkit.plots.serving import COLOURS
 
@@ -61,22 +65,24 @@ def plot_by_streams(
 ) -> Axes:
     """Speedup with its interval over streams, prediction and n-gram beside, the crossover marked.
 
-    `points`: evaluation.greedy of the head at one k; `ngram`: of n-gram; `stops_at`: evaluation.crossover's low.
+    `points`: evaluation.greedy of the head at one k; `ngram`: of n-gram; `stops_at`: evaluation.crossover's low,
+    drawn where it is finite: there is none where it was not reached or cannot be told.
     """
     ax = ax or plt.subplots(figsize=(7, 3.8))[1]
-    intervals(ax, points, "speedup", COLOURS[0], "o", "measured, 95% interval", 0.0, x="streams", lines="-")
-    aside = points.assign(streams=points["streams"] * 1.05)  # an interval over another would hide it
-    intervals(ax, aside, "predicted", COLOURS[1], "s", "predicted by the cost model", 0.0, x="streams")
-    if ngram is not None and ngram["speedup"].notna().any():
-        intervals(ax, ngram, "speedup", COLOURS[3], "^", "n-gram, measured", 0.0, x="streams")
-    if stops_at < float("inf"):
+    # The prediction as a broad pale bar behind: at the same number of streams a thin one would hide the other.
+    broad = {"elinewidth": 7, "ecolor": to_rgba(COLOURS[1], 0.45), "capsize": 0, "zorder": 1}
+    intervals(ax, points, "predicted", COLOURS[1], "s", "predicted by the cost model", x="streams", **broad)
+    drawn = [points] if ngram is None or ngram["speedup"].isna().all() else [points, ngram]
+    if len(drawn) > 1:
+        intervals(ax, ngram, "speedup", COLOURS[3], "^", "n-gram, measured", x="streams")
+    intervals(ax, points, "speedup", COLOURS[0], "o", "measured, 95% interval", x="streams", linestyle="-")
+    if math.isfinite(stops_at):
         ax.axvline(stops_at, color=COLOURS[5], label=f"no longer a go from {stops_at:.0f} streams on")
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(sorted(points["streams"].unique()), sorted(points["streams"].unique()))
+    of_streams(ax, pd.concat([each["streams"] for each in drawn]))
     ax.set(title="Speedup by requests in flight", xlabel="streams (requests in flight)", ylabel="speedup (×)")
     if len(points):
-        room_for_legend(ax, points)
+        room_for_legend(ax, pd.concat(drawn))
     return ax
 
 
@@ -116,6 +122,15 @@ def of_k(ax: Axes, points: pd.DataFrame) -> None:
         ax.set_xlim(ks[0] - 0.5, ks[-1] + 0.5)
 
 
+def of_streams(ax: Axes, streams: pd.Series) -> None:
+    """A logarithmic x axis that ends half a doubling beside the numbers of streams, with ticks at those alone."""
+    numbers = sorted(map(int, streams.unique()))
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(numbers, numbers)
+    if numbers:
+        ax.set_xlim(numbers[0] / 2**0.5, numbers[-1] * 2**0.5)
+
+
 def intervals(
     ax: Axes,
     points: pd.DataFrame,
@@ -123,16 +138,16 @@ def intervals(
     colour: str,
     marker: str,
     label: str,
-    shift: float,
+    shift: float = 0.0,
     *,
     x: str = "k",
-    lines: str = "none",
+    **style: Any,
 ) -> None:
-    """A figure with its _low and _high over `x`; points without a value are left out."""
+    """A figure with its _low and _high over `x`; points without a value are left out. `style`: of errorbar."""
     known = points[points[name].notna()] if name in points else points.iloc[:0]
     if known.empty:
         return
     middle = known[name].astype(float)
     apart = [(middle - known[f"{name}_low"]).fillna(0), (known[f"{name}_high"] - middle).fillna(0)]
-    style = {"color": colour, "marker": marker, "linestyle": lines, "capsize": 3, "label": label}
-    ax.errorbar(known[x].astype(float) + shift, middle, yerr=apart, **style)
+    plain = {"color": colour, "marker": marker, "linestyle": "none", "capsize": 3, "label": label}
+    ax.errorbar(known[x].astype(float) + shift, middle, yerr=apart, **plain | style)

@@ -70,11 +70,17 @@ def outlook_note(headline: Headline) -> str:
 
 
 def acceptance_note(headline: Headline) -> str:
-    """The same figure on held-out prompts, measured and simulated."""
+    """The same figure on held-out prompts, measured and simulated, as far as they are there."""
     held_out, simulated = (
         number(headline, f"eagle3_acceptance_length_{kind}") for kind in ("held_out", "simulated")
     )
-    return f"benchmark prompts; of the training kind: {held_out}, simulated there: {simulated}"
+    return beside({"of the training kind": held_out, "simulated there": simulated})
+
+
+def beside(told: dict[str, str]) -> str:
+    """A note on benchmark prompts, with what is there of other figures beside."""
+    there = [f"{name}: {value}" for name, value in told.items() if value != "–"]
+    return "benchmark prompts" + (f"; {', '.join(there)}" if there else "")
 
 
 # notebook: (what, value, note) for each line, each from that notebook's headline
@@ -131,7 +137,7 @@ LINES: dict[str, list[tuple[str, Callable[[Headline], str], Callable[[Headline],
         (
             "EAGLE-3 speedup",
             lambda h: speedup(h, "eagle3_speedup"),
-            lambda h: f"benchmark prompts; held-out prompts: {speedup(h, 'eagle3_speedup_held_out')}",
+            lambda h: beside({"held-out prompts": speedup(h, "eagle3_speedup_held_out")}),
         ),
         (
             "go or no-go",

@@ -21,6 +21,7 @@ from labkit.evaluation import candidates as lineup
 from labkit.evaluation import standing as room
 from labkit.evaluation.measuring import Measured
 from labkit.evaluation.predicting import Predictor
+from labkit.plots import evaluation as plots
 from labkit.settings import BadParameter, Evaluation
 
 IDS = [delta(ids=[i], content=f"w{i} ") for i in range(1, 4)]
@@ -119,7 +120,14 @@ def test_without_a_server_for_the_head_only_the_baseline_is_measured(tmp_path, m
         measured = evaluation.sweep(chosen, tmp_path / "head", PROMPTS, PROMPTS.iloc[:0])
     assert set(measured.everything["variant"]) == {"baseline"}
     assert measured.best_k == chosen.num_speculative_tokens
-    assert evaluation.crossover_sentence(evaluation.points(measured, Predictor(measured.times, None, a), 0), 3)
+    table = evaluation.points(measured, Predictor(measured.times, None, a), 0)
+    assert "nothing can be said of streams" in evaluation.crossover_sentence(table, 3)
+    assert evaluation.shown(evaluation.greedy(table, 3)).empty
+    plots.plot_by_streams(evaluation.greedy(table, 3), evaluation.crossover(table, 3)["low"])
+    said = evaluation.conclusion(
+        chosen, measured, evaluation.speedups(measured.everything, ["eagle3"], 0), table, {}, None
+    )
+    assert "measure the head: `-p variant_server=...`" in said
 
 
 def row(variant, k, streams, prompt, category, ms, temperature=0.0, **more):
@@ -194,7 +202,7 @@ def test_crossover_is_where_the_interval_reaches_one():
     )
     assert evaluation.crossover(table, 2) == {"low": 4, "mid": 8, "high": 16}
     said = evaluation.crossover_sentence(table, 2)
-    assert all(text in said for text in ("**from 4**", "from 8", "from 16"))
+    assert all(text in said for text in ("**from 4 streams on**", "from 8 streams", "from 16 streams"))
     assert evaluation.crossover(table.head(2), 2)["low"] == math.inf
     assert "up to 2: **go**" in evaluation.crossover_sentence(table.head(2), 2)
 
@@ -496,4 +504,5 @@ def test_words_that_differ_are_no_go_whatever_the_speed(near):
     speedups = evaluation.speedups(measured.everything, ["eagle3"], 0)
     said = evaluation.conclusion(chosen, measured, speedups, points, {}, None)
     assert said.startswith("**go**") == near
+    assert ("serve the head with" if near else "do not serve this head") in said.split("**Next")[1]
     assert ("1 outputs differ from greedy by more than a near-tie" in said) != near
