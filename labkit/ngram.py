@@ -128,36 +128,6 @@ def best(found: dict[str, Acceptance]) -> tuple[str, Acceptance]:
     return UNKNOWN, Acceptance(drafts=None, drafted=None, accepted_at=())
 
 
-def conclusion(speedup: pd.Series, found: dict[str, Acceptance]) -> str:
-    """The answer in Markdown: one row of bench.speedup, and the acceptance that explains it."""
-    name, a = best(found)
-    known = name != UNKNOWN
-    yields = (
-        "What a drafting step yields is not known: the servers told neither acceptance counts nor token ids (a "
-        "vLLM server answers return_token_ids, and its /metrics counts drafts)."
-        if not known
-        else f"A drafting step yields {a.mean_length:.2f} tokens (bonus included, {name}); counting steps "
-        f"that find nothing to draft, a step yields {a.tokens_per_step:.2f}."
-    )
-    ratio, low, high = (float(speedup[f"speedup{end}"]) for end in ("", "_low", "_high"))
-    if np.isnan(ratio):
-        if not known:
-            return f"**Neither predicted nor measured.** {yields}"
-        return f"**Predicted, not measured.** {yields} n-gram can make decoding at most that many times faster."
-    verdict = "faster" if low > 1 else "slower" if high < 1 else "neither clearly faster nor slower"
-    spread = "one prompt, so no interval" if np.isnan(low) else f"95% interval {low:.2f} to {high:.2f}"
-    told = (
-        f"**n-gram is {verdict}: {ratio:.2f}×** ({spread}; {speedup['prompts']:.0f} prompts). {yields} Over all "
-    )
-    if not known:
-        return f"{told}tokens it is {speedup['total_ratio']:.2f}×."
-    return (
-        f"{told}tokens it is {speedup['total_ratio']:.2f}×, so a step of the n-gram server takes "
-        f"{a.tokens_per_step / speedup['total_ratio']:.2f} times as long as a plain one: looking up, verifying, "
-        "and the scheduling that goes with it."
-    )
-
-
 def prediction_sentence(predicted: Acceptance, *, k: int, lookup_max: int, lookup_min: int) -> str:
     """What simulate_rows says of one configuration, in Markdown."""
     if not predicted.steps:

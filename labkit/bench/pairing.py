@@ -6,10 +6,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from labkit.bench.statistics import mean, median, rate, succeeded
+from labkit.bench.statistics import FEWEST, RESAMPLES, mean, median, rate, succeeded
 from labkit.errors import LabError
-
-RESAMPLES = 9999
 
 
 class MixedCounts(LabError):
@@ -79,7 +77,7 @@ def speedup(
 
     `by`: "category", or "concurrency" where the rows have several levels (MixedLevels without it).
     speedup is the median over prompts of the ratio of decode rates; low and high its percentile bootstrap
-    interval over prompts (scipy), NaN below two prompts. total_ratio pools all tokens and times. length_drift:
+    interval over prompts (scipy), NaN below three prompts. total_ratio pools all tokens and times. length_drift:
     variant tokens / baseline tokens - 1. left_out: prompts that not both answered; where that is all of a
     category, its row says so.
     """
@@ -132,8 +130,8 @@ def total_ratio(pairs: pd.DataFrame) -> float:
 
 
 def interval(values: np.ndarray, confidence: float = 0.95, seed: int = 0) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median; (NaN, NaN) below two values."""
-    if len(values) < 2:
+    """Percentile bootstrap interval of the median; (NaN, NaN) below three values."""
+    if len(values) < FEWEST:
         return np.nan, np.nan
     found = stats.bootstrap(
         (values,),

@@ -42,8 +42,8 @@ def prompts(source: str | Path = "benchmark", per_category: int | None = None, s
     """Prompts, a row each: prompt_id, category, messages, source (the file, with its version or digest).
 
     `source` is "benchmark" (all of data/prompts), a category of it, a .jsonl file or a folder of such files.
-    With `per_category` that many of each category in a seeded random order: a larger number keeps the smaller
-    selection. Raises BadPrompts naming file and line.
+    With `per_category` that many of each category in a seeded random order, all of them where it is 0: a larger
+    number keeps the smaller selection. Raises BadPrompts naming file and line.
     """
     rows = [row for path in prompt_files(source) for row in read(path)]
     refuse_placeholders(rows, source)
@@ -52,8 +52,18 @@ def prompts(source: str | Path = "benchmark", per_category: int | None = None, s
     for category in dict.fromkeys(row["category"] for row in rows):
         members = [row for row in rows if row["category"] == category]
         random.Random(f"{seed} {category}").shuffle(members)
-        chosen += sorted(members[:per_category], key=lambda row: row["prompt_id"])
+        chosen += sorted(members[: per_category or None], key=lambda row: row["prompt_id"])
     return pd.DataFrame(chosen, columns=COLUMNS)
+
+
+def selection(source: str | Path, chosen: pd.DataFrame) -> str:
+    """How many of the prompts of `source` were chosen, in Markdown: all, or how many of how many by category."""
+    there = prompts(source)["category"].value_counts(sort=False)
+    if len(chosen) == there.sum():
+        return f"All {len(chosen)} prompts are sent."
+    sent = chosen["category"].value_counts()
+    told = ", ".join(f"{name} {sent.get(name, 0)} of {count}" for name, count in there.items())
+    return f"**{len(chosen)} of {there.sum()} prompts** are sent ({told}); `prompts_per_category` says how many."
 
 
 def refuse_doubled(rows: list[dict[str, Any]], source: str | Path) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 COLD = {"tpot_ms": 1.5, "ttft_ms": 3.0}  # times the same prompt's later median: that first request was cold
+RESAMPLES = 9999  # of a bootstrap
+FEWEST = 3  # prompts of an interval: that of two has these two as its ends, whatever they are
 DRIFT = 0.1  # of TPOT from the first repeat to the last, from which on the summary says so
 
 
@@ -86,6 +88,23 @@ def rate(rows: pd.DataFrame) -> float:
     timed = rows[rows["tpot_ms"].notna()]
     seconds = timed["decode_ms"].sum() / 1e3
     return float((timed["tokens_timed"] - 1).sum() / seconds) if seconds > 0 else np.nan
+
+
+def rate_interval(rows: pd.DataFrame, seed: int = 0, confidence: float = 0.95) -> tuple[float, float]:
+    """Percentile bootstrap interval over prompts of `rate`, tok/s; (NaN, NaN) below three prompts.
+
+    A prompt is drawn with all its repeats, its tokens and its time: they do not vary apart from each other.
+    """
+    timed = succeeded(rows)
+    timed = timed[timed["tpot_ms"].notna()]
+    tokens = (timed["tokens_timed"] - 1).groupby(timed["prompt_id"]).sum().to_numpy(float)
+    seconds = timed["decode_ms"].groupby(timed["prompt_id"]).sum().to_numpy(float) / 1e3
+    if len(tokens) < FEWEST:
+        return np.nan, np.nan
+    drawn = np.random.default_rng(seed).integers(0, len(tokens), (RESAMPLES, len(tokens)))
+    rates = tokens[drawn].sum(axis=1) / seconds[drawn].sum(axis=1)
+    low, high = np.quantile(rates, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def all_gaps(rows: pd.DataFrame) -> pd.Series:
@@ -186,10 +205,17 @@ def advice(group: pd.DataFrame) -> str:
     return "; ".join(notes)
 
 
-def rates_sentence(overall: pd.Series, by_category: pd.DataFrame) -> str:
+def rate_told(overall: pd.Series, interval: tuple[float, float]) -> str:
+    """A variant's rate with its interval over prompts (`rate_interval`), tok/s."""
+    low, high = interval
+    spread = "too few prompts for an interval" if np.isnan(low) else f"95% interval {low:.1f} to {high:.1f}"
+    return f"{overall.tok_s:.1f} tok/s ({spread})"
+
+
+def rates_sentence(overall: pd.Series, by_category: pd.DataFrame, interval: tuple[float, float]) -> str:
     """The rate of one variant in Markdown, from its rows of `summary`: the one over all, those by category."""
     return (
-        f"The engine decodes **{overall.tok_s:.1f} tok/s** (TPOT {overall.tpot_ms:.1f} ms, TTFT "
+        f"The engine decodes **{rate_told(overall, interval)}** (TPOT {overall.tpot_ms:.1f} ms, TTFT "
         f"{overall.ttft_ms:.0f} ms, medians over {overall.requests} requests, {overall.failed} failed), from "
         f"{by_category.tok_s.min():.1f} to {by_category.tok_s.max():.1f} tok/s by category."
     )

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 # Okabe and Ito's palette: tellable apart with every kind of colour vision.
+ASIDE = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}  # a legend that covers nothing
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
 
@@ -22,7 +23,7 @@ def plot_rates(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.bar(positions + offset, table[variant], width, color=COLOURS[number], label=variant)
     ax.set_xticks(positions, table.index, rotation=30, ha="right")
     ax.set(title="Decode rate by category", xlabel="category", ylabel="decode rate (tok/s)")
-    ax.legend(title="variant")
+    ax.legend(title="variant", **ASIDE)
     return ax
 
 
@@ -34,7 +35,7 @@ def plot_tokens(summary: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.bar(names, answer, bottom=reasoning, color=COLOURS[0], label="answer")
     ax.tick_params(axis="x", rotation=30)
     ax.set(title="Where the tokens go", xlabel="category", ylabel="tokens a request (mean)")
-    ax.legend()
+    ax.legend(**ASIDE)
     return ax
 
 
@@ -51,7 +52,7 @@ def plot_acceptance(positions: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(0, 1)
     if sources:
         ax.set_xticks(sorted(positions["position"].unique()))
-        ax.legend(fontsize="small")
+        ax.legend(fontsize="small", **ASIDE)
     return ax
 
 
@@ -59,12 +60,13 @@ def plot_ratios(pairs: pd.DataFrame, overall: pd.DataFrame, *, ax: Axes | None =
     """Speedup of each prompt (bench.paired) by category, over median and interval (one row of bench.speedup)."""
     ax = ax or plt.subplots(figsize=(8, 3.5))[1]
     line = overall.iloc[0]
-    ax.axvspan(line["speedup_low"], line["speedup_high"], color=COLOURS[4], alpha=0.35, label="95% interval")
+    if pd.notna(line["speedup_low"]):
+        ax.axvspan(line["speedup_low"], line["speedup_high"], color=COLOURS[4], alpha=0.35, label="95% interval")
     ax.axvline(line["speedup"], color=COLOURS[0], label="median")
     ax.axvline(1.0, color="black", linestyle="--", linewidth=1, label="no change")
     ax.plot(pairs["ratio"], pairs["category"], "o", color=COLOURS[5], label="one prompt")
     ax.set(title="Speedup, paired by prompt", xlabel="decode rate, variant / baseline", ylabel="category")
-    ax.legend(fontsize="small")
+    ax.legend(fontsize="small", **ASIDE)
     return ax
 
 
@@ -104,16 +106,24 @@ def plot_lookup_grid(
 
 
 def plot_prediction(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Predicted against measured n-gram speedup by category; `table` is prediction.by_category()."""
+    """Predicted n-gram speedup by category, beside the measured one where there is one.
+
+    `table` is prediction.by_category(), prediction.overall() above it. Where prompts are too few for an interval
+    there is none.
+    """
     ax = ax or plt.subplots(figsize=(8, 0.4 * len(table) + 1.6))[1]
-    at = range(len(table))
-    for name, colour, shift in (("predicted", "#0072B2", -0.12), ("measured", "#D55E00", 0.12)):
+    at, beside = np.arange(len(table)), bool(table["measured"].notna().any())
+    sides = [("predicted", COLOURS[0], -0.12), ("measured", COLOURS[5], 0.12)]
+    for name, colour, shift in sides if beside else [("predicted", COLOURS[0], 0.0)]:
         middle = table[name].astype(float)
         apart = [(middle - table[f"{name}_low"]).fillna(0), (table[f"{name}_high"] - middle).fillna(0)]
-        ax.errorbar(middle, [i + shift for i in at], xerr=apart, fmt="o", color=colour, capsize=3, label=name)
+        ax.errorbar(middle, at + shift, xerr=apart, fmt="o", color=colour, capsize=3, label=name)
     ax.axvline(1.0, color="#888888", linewidth=1)
-    ax.set_yticks(list(at), table["category"])
+    ax.set_yticks(at, table["category"])
     ax.set_ylim(len(table) - 0.5, -0.5)
-    ax.set(title="n-gram: predicted before, measured after", xlabel="speedup over no speculation (×)", ylabel="")
-    ax.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    title = "n-gram: predicted before, measured after" if beside else "n-gram: predicted, not measured"
+    xlabel = "speedup over no speculation (×), median over prompts"
+    ax.set(title=title, xlabel=f"{xlabel}, 95% interval from three prompts on", ylabel="")
+    if beside:
+        ax.legend(fontsize=8, **ASIDE)
     return ax

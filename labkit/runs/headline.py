@@ -34,6 +34,29 @@ def speedup(headline: Headline, prefix: str) -> str:
     return f"{middle:.2f}×" + (f" [{low:.2f}, {high:.2f}]" if low is not None and high is not None else "")
 
 
+def baseline_rate(headline: Headline) -> str:
+    """The baseline's decode rate with its interval."""
+    low, high = (number(headline, f"baseline_tok_s_{end}", ".1f") for end in ("low", "high"))
+    spread = f" [{low}, {high}]" if "–" not in (low, high) else ""
+    return number(headline, "baseline_tok_s", ".1f", " tok/s") + spread
+
+
+def measured_note(headline: Headline) -> str:
+    """How to read the measured n-gram speedup, and whether it can be believed."""
+    if headline.get("ngram_speedup") is None:
+        return "not measured: that takes a variant_server"
+    if headline.get("ngram_quiet") is False:
+        cost = number(headline, "ngram_step_cost")
+        return f"machine not quiet: a step would cost {cost} plain ones; measure again with --force"
+    return "median over paired prompts, 95% interval"
+
+
+def predicted_note(headline: Headline) -> str:
+    """Whether n-gram is worth trying by its prediction."""
+    word = headline.get("ngram_worth_trying") or "–"
+    return f"worth trying: {word}; the baseline's tokens and step times, 95% interval over prompts"
+
+
 def expert_note(headline: Headline) -> str:
     """How to read the unique experts, with the reuse factor."""
     uniform, reuse = number(headline, "unique_experts_n4_uniform"), number(headline, "reuse_n4")
@@ -82,8 +105,8 @@ LINES: dict[str, list[tuple[str, Callable[[Headline], str], Callable[[Headline],
     "02_ngram_baseline": [
         (
             "baseline",
-            lambda h: number(h, "baseline_tok_s", ".1f", " tok/s"),
-            lambda h: "decode, one stream unless the page says otherwise",
+            baseline_rate,
+            lambda h: "decode, one stream unless the page says otherwise; 95% interval over prompts",
         ),
         (
             "n-gram acceptance length",
@@ -93,7 +116,12 @@ LINES: dict[str, list[tuple[str, Callable[[Headline], str], Callable[[Headline],
         (
             "n-gram speedup",
             lambda h: speedup(h, "ngram_speedup"),
-            lambda h: "median over paired prompts, 95% interval",
+            measured_note,
+        ),
+        (
+            "n-gram speedup, predicted",
+            lambda h: speedup(h, "ngram_speedup_predicted"),
+            predicted_note,
         ),
     ],
     "03_expert_activation": [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.settings.base import SCALES, BadParameter, Settings
+from labkit.settings.base import SCALES, BadParameter, Settings, root
 
 
 def refuse_one_server_for_both(server: str, variant_server: str) -> None:
@@ -20,6 +20,17 @@ def refuse_one_server_for_both(server: str, variant_server: str) -> None:
             "give variant_server the address of the server that speculates, or leave it out for a prediction (a "
             "swapped service, whose baseline was measured before: write one as 127.0.0.1, the other as localhost)",
         )
+
+
+def takes_all(settings: NgramBaseline | Evaluation) -> bool:
+    """Whether prompts_per_category was left at 0 with a file of one's own, all of whose prompts are then sent.
+
+    The scale chooses among the lab's own prompts, and at smoke among all. Asked before the scale fills the 0 in.
+    """
+    name = str(settings.prompts)
+    shipped = root() / "data" / "prompts" / f"{name}.jsonl"
+    own = name != "benchmark" and (Path(name).expanduser().exists() or not shipped.exists())
+    return own and settings.scale != "smoke" and str(settings.prompts_per_category) == "0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +109,10 @@ class NgramBaseline(Settings):
 
     def __post_init__(self) -> None:
         """Refuse now what the variant's server would refuse after the baseline was measured."""
+        everything = takes_all(self)
         super().__post_init__()
+        if everything:
+            object.__setattr__(self, "prompts_per_category", 0)
         refuse_one_server_for_both(self.server, self.variant_server)
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise BadParameter(
@@ -266,7 +280,10 @@ class Evaluation(Settings):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be compared; fill in the sweep, a single point where servers are attached."""
+        everything = takes_all(self)
         super().__post_init__()
+        if everything:
+            object.__setattr__(self, "prompts_per_category", 0)
         refuse_one_server_for_both(self.server, self.variant_server)
         if self.side_by_side not in ("auto", "yes", "no"):
             raise BadParameter(f"side_by_side={self.side_by_side!r} is unknown", "use auto, yes or no")

@@ -642,7 +642,29 @@ def test_the_interval_is_of_the_median() -> None:
     assert bench.interval(np.array([1.0] * 6 + [100.0])) == (1.0, 1.0)
     # Two of 7: at least 4 of 7 draws with p = 2/7 has probability 0.101, so the upper end is the outlier.
     assert bench.interval(np.array([1.0] * 5 + [100.0] * 2)) == (1.0, 100.0)
-    assert all(np.isnan(bench.interval(np.array([1.0]))))
+    for few in ([1.0], [1.0, 2.0]):  # of two the bootstrap gives these two, as if they were its ends
+        assert all(np.isnan(bench.interval(np.array(few))))
+    assert bench.interval(np.array([1.0, 2.0, 3.0])) == (1.0, 3.0)
+
+
+def test_a_rate_has_an_interval_over_prompts() -> None:
+    """Three prompts of 100 tokens at 10, 20 and 40 tok/s: all three the slowest has p = 1/27 > 0.025."""
+    rows = bench_rows.frame([made("base", name, rate) for name, rate in (("a1", 10), ("a2", 20), ("b1", 40))])
+    assert bench.rate_interval(rows) == pytest.approx((10, 40))
+    assert bench.rate_interval(rows) == bench.rate_interval(rows)
+    failed = bench_rows.frame([made("base", "b2", 9999, error="HTTP 500: no")])
+    assert bench.rate_interval(pd.concat([rows, failed])) == pytest.approx((10, 40))
+    assert all(np.isnan(bench.rate_interval(rows.head(2))))
+    # Repeats of one prompt are no prompts: they go together, 200 tokens in 10 + 5 s.
+    again = pd.concat([rows, bench_rows.frame([made("base", "a1", 20)])])
+    assert bench.rate_interval(again) == pytest.approx((200 / 15, 40))
+    assert all(np.isnan(bench.rate_interval(again[again["prompt_id"] != "a2"])))
+
+
+def test_a_rate_is_told_with_its_interval_or_why_it_has_none() -> None:
+    base = pd.Series({"tok_s": 33.68})
+    assert bench.rate_told(base, (31.9, 35.21)) == "33.7 tok/s (95% interval 31.9 to 35.2)"
+    assert bench.rate_told(base, (np.nan, np.nan)) == "33.7 tok/s (too few prompts for an interval)"
 
 
 def test_a_head_is_told_by_its_content_not_by_its_path(tmp_path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit import acceptance, ngram
+from labkit import ngram
 from labkit.bench import rows as bench_rows
 
 
@@ -138,37 +138,3 @@ def test_the_engine_s_counts_come_first() -> None:
     assert ngram.best(found) == (ngram.ENGINE, found[ngram.ENGINE])
     assert found[ngram.ENGINE].mean_length == 2.5
     assert ngram.best({ngram.PREDICTED: found[ngram.PREDICTED]})[0] == ngram.PREDICTED
-
-
-@pytest.mark.parametrize(
-    ("ratio", "low", "high", "word"),
-    [
-        (1.2, 1.1, 1.3, "is faster"),
-        (0.8, 0.7, 0.9, "is slower"),
-        (1.0, 0.9, 1.1, "neither"),
-        (1.2, *2 * [math.nan], "one prompt"),
-    ],
-)
-def test_the_conclusion_says_what_the_interval_says(ratio: float, low: float, high: float, word: str) -> None:
-    measured = acceptance.from_rows(bench_rows.frame([COUNTED]))
-    line = pd.Series(
-        {"speedup": ratio, "speedup_low": low, "speedup_high": high, "total_ratio": 1.2, "prompts": 7}
-    )
-    text = ngram.conclusion(line, {ngram.ENGINE: measured})
-    assert word in text
-    assert f"{ratio:.2f}×" in text
-    assert "1.67 times as long" in text  # 12 tokens in 6 steps, 2 a step, at 1.2 times the rate
-    unmeasured = ngram.conclusion(line * math.nan, {ngram.PREDICTED: measured})
-    assert "Predicted, not measured" in unmeasured
-
-
-def test_a_measured_speedup_needs_no_acceptance_to_be_told() -> None:
-    """A server that is no vLLM: its rates are measured, what a step yields is not known."""
-    names = ["speedup", "speedup_low", "speedup_high", "total_ratio"]
-    text = ngram.conclusion(pd.Series({**dict.fromkeys(names, 1.5), "prompts": 3}), {})
-    assert text.startswith("**n-gram is faster: 1.50")
-    assert "not known" in text
-    assert "nan" not in text
-    unmeasured = ngram.conclusion(pd.Series({**dict.fromkeys(names, math.nan), "prompts": 0}), {})
-    assert unmeasured.startswith("**Neither")
-    assert "nan" not in unmeasured

@@ -2,10 +2,14 @@
 
 import itertools
 
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 
+from labkit import prediction
+from labkit.plots import serving
 from labkit.plots.profile import RANKS, STYLE
 from labkit.plots.serving import COLOURS
 
@@ -61,3 +65,57 @@ def test_lines_of_a_figure_stand_out_from_the_page(vision):
     for colour in COLOURS:
         apart = np.linalg.norm(lab(np.array(SEEN[vision]) @ linear(colour)) - lab(np.ones(3)))
         assert apart > 25, colour
+
+
+SUMMARY = pd.DataFrame({"variant": ["baseline", "ngram"] * 2, "category": ["a", "a", "b", "b"], "tok_s": 9.0})
+SUMMARY = SUMMARY.assign(tokens_reasoning=3.0, tokens_answer=5.0)
+PAIRS = pd.DataFrame({"category": ["a", "b", "b"], "ratio": [1.0, 2.0, 3.0]})
+SPEEDUP = pd.DataFrame([{"speedup": 2.0, "speedup_low": 1.0, "speedup_high": 3.0}])
+POSITIONS = pd.DataFrame({"source": "engine", "position": [1, 2], "unconditional_rate": [0.9, 0.8]})
+
+
+@pytest.fixture
+def axes():
+    """Axes that are closed again."""
+    figure, found = plt.subplots(figsize=(8, 3.5))
+    yield found
+    plt.close(figure)
+
+
+def beside(**values) -> pd.DataFrame:
+    """prediction.beside of two categories; what is not given is NaN."""
+    empty = dict.fromkeys(prediction.COLUMNS, np.nan) | {"predicted": 1.2}
+    return pd.DataFrame([empty | {"category": name} | values for name in ("all prompts", "a")])
+
+
+DRAWN = {
+    "rates": lambda ax: serving.plot_rates(SUMMARY, ax=ax),
+    "tokens": lambda ax: serving.plot_tokens(SUMMARY[::2], ax=ax),
+    "acceptance": lambda ax: serving.plot_acceptance(POSITIONS, ax=ax),
+    "ratios": lambda ax: serving.plot_ratios(PAIRS, SPEEDUP, ax=ax),
+    "prediction": lambda ax: serving.plot_prediction(beside(measured=1.1), ax=ax),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_legend_covers_what_is_drawn(name, axes):
+    DRAWN[name](axes)
+    axes.figure.canvas.draw()
+    legend, inside = axes.get_legend().get_window_extent(), axes.get_window_extent()
+    assert legend.x0 >= inside.x1
+
+
+def test_nothing_measured_has_no_mark_and_no_legend(axes):
+    serving.plot_prediction(beside(), ax=axes)
+    assert len(axes.containers) == 1
+    assert axes.get_legend() is None
+    assert "not measured" in axes.get_title()
+
+
+def test_without_an_interval_there_is_no_band(axes):
+    serving.plot_ratios(PAIRS, SPEEDUP.assign(speedup_low=np.nan, speedup_high=np.nan), ax=axes)
+    assert "95% interval" not in axes.get_legend_handles_labels()[1]
+    serving.plot_prediction(beside(measured=1.1), ax=axes)
+    for bars in axes.containers:
+        for line in bars.lines[2]:
+            assert all(np.ptp(segment[:, 0]) == 0 for segment in line.get_segments()), "a point, no bar"

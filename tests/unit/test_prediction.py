@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,42 +42,84 @@ def test_nothing_known_predicts_nothing() -> None:
     assert all(np.isnan(value) for value in prediction.speedup(empty, TIMES.iloc[:0]))
 
 
-def rows_of(category: str, prompt: list[int], output: list[int]) -> pd.DataFrame:
-    return pd.DataFrame({"category": [category], "prompt_token_ids": [prompt], "output_token_ids": [output]})
+def rows_of(category: str, prompt: list[int], output: list[int], name: str = "p") -> pd.DataFrame:
+    ids = {"prompt_token_ids": [prompt], "output_token_ids": [output]}
+    return pd.DataFrame({"prompt_id": [f"{category}-{name}"], "category": [category]} | ids)
+
+
+def measured_of(scope: str = "all", **values: float) -> pd.DataFrame:
+    """A row of bench.speedup; what is not given is NaN."""
+    names = ["speedup", "speedup_low", "speedup_high", "total_ratio"]
+    return pd.DataFrame([{"category": scope, "prompts": 3} | dict.fromkeys(names, np.nan) | values])
+
+
+def beside_of(*lines: dict) -> pd.DataFrame:
+    """prediction.beside with these values, the first over all prompts; what is not given is NaN or None."""
+    empty = dict.fromkeys(prediction.COLUMNS, np.nan) | {"right": None, "explained_right": None}
+    return pd.DataFrame([empty | line for line in lines])
+
+
+LOOKUP = {"k": 3, "lookup_max": 2, "lookup_min": 1}
 
 
 def test_beside_the_measurement_by_category(tmp_path: Path) -> None:
     """A copy of the prompt is drafted and accepted; new tokens draft nothing and predict 1."""
     copied, fresh = list(range(1, 21)), list(range(100, 110))
     rows = pd.concat([rows_of("copy", copied, copied), rows_of("fresh", list(range(50, 60)), fresh)])
-    measured = pd.DataFrame(
-        {
-            "category": ["copy", "fresh"],
-            "speedup": [1.0, 0.95],
-            "speedup_low": [0.9, np.nan],
-            "speedup_high": [1.1, np.nan],
-        }
+    found = {"copy": (1.0, 0.9, 1.1), "fresh": (0.95, 0.9, 1.02), "lone": (1.0, np.nan, np.nan)}
+    names = ("speedup", "speedup_low", "speedup_high")
+    by = pd.concat(
+        measured_of(name, total_ratio=values[0], **dict(zip(names, values, strict=True)))
+        for name, values in found.items()
     )
-    table = prediction.by_category(rows, TIMES, measured, k=3, lookup_max=2, lookup_min=1).set_index("category")
+    rows = pd.concat([rows, rows_of("lone", list(range(50, 60)), fresh)])
+    table = prediction.beside(rows, TIMES, measured_of(speedup=1.0, total_ratio=1.0), by, **LOOKUP)
+    assert table["category"].tolist() == ["all prompts", "copy", "fresh", "lone"]
+    line = table.set_index("category")
     # the prompt gives the first token; then 3 drafted and accepted and the bonus: 19 tokens in 5 drafting steps
-    assert table.loc["copy", "tokens_per_step"] == pytest.approx(19 / 5)
-    assert table.loc["copy", "predicted"] > 2
-    assert not table.loc["copy", "right"]
-    assert table.loc["copy", "step_overhead"] == pytest.approx(table.loc["copy", "predicted"])
-    assert table.loc["fresh", "predicted"] == pytest.approx(1.0)
-    assert table.loc["fresh", "right"], "within 10%, although there is no interval"
-    files.write_parquet(tmp_path / "prediction.parquet", table.reset_index())  # as the notebook saves it
-    text = prediction.sentence(table.reset_index())
-    assert "1 of 2 categories" in text
+    assert line.loc["copy", "tokens_per_step"] == pytest.approx(19 / 5)
+    assert line.loc["copy", "predicted"] > 2
+    assert not line.loc["copy", "right"]
+    assert line.loc["copy", "step_overhead"] == pytest.approx(line.loc["copy", "predicted"])
+    assert line.loc["fresh", "predicted"] == pytest.approx(1.0)
+    assert line.loc["fresh", "right"]
+    assert line.loc["lone", "right"] is None, "hit exactly, but nobody knows how sure the measurement is"
+    assert np.isnan(line.loc["copy", "predicted_low"]), "one prompt has no interval"
+    files.write_parquet(tmp_path / "prediction.parquet", table)  # as the notebook saves it
+    text = prediction.sentence(table)
+    assert "1 of the 2 categories that have an interval" in text
     assert "It missed copy" in text
 
 
 def test_without_a_measurement_nothing_is_judged() -> None:
     rows = rows_of("copy", [1, 2, 3], [1, 2, 3])
-    none = pd.DataFrame(columns=["category", "speedup", "speedup_low", "speedup_high"])
-    table = prediction.by_category(rows, TIMES, none, k=3, lookup_max=2, lookup_min=1)
+    none = pd.DataFrame(columns=["category", "speedup", "speedup_low", "speedup_high", "total_ratio"])
+    table = prediction.beside(rows, TIMES, measured_of(), none, **LOOKUP)
     assert table["right"].isna().all()
     assert "nothing measured" in prediction.sentence(table)
+
+
+def test_the_prediction_over_all_is_the_median_of_prompts_with_their_interval() -> None:
+    """Four prompts that copy, three that do not: each alone predicts 2.5x (19 tokens, 5 steps) or 1x."""
+    copied, fresh = list(range(1, 21)), list(range(100, 110))
+    rows = pd.concat(
+        [rows_of("copy", copied, copied, str(i)) for i in range(4)]
+        + [rows_of("fresh", list(range(50, 60)), fresh, str(i)) for i in range(3)]
+    )
+    each = prediction.by_prompt(rows, TIMES, **LOOKUP).set_index("prompt_id")["predicted"]
+    alone = [
+        prediction.speedup(ngram.simulate_rows(rows[rows["prompt_id"] == name], **LOOKUP), TIMES)[1]
+        for name in each.index
+    ]
+    assert each.tolist() == pytest.approx(alone)
+    line = prediction.overall(rows, TIMES, measured_of(), **LOOKUP).iloc[0]
+    copies = each.loc["copy-0"]
+    assert line["prompts"] == 7
+    assert line["predicted"] == pytest.approx(copies)
+    # of 7 draws from 4 copies and 3 others the median is another with p = 0.345 > 0.025: the interval has both
+    assert (line["predicted_low"], line["predicted_high"]) == pytest.approx((1.0, copies))
+    again = pd.concat([rows, rows[rows["prompt_id"] == "copy-0"]])  # a repeat is no further prompt
+    assert prediction.overall(again, TIMES, measured_of(), **LOOKUP).iloc[0]["prompts"] == 7
 
 
 SYNC = TIMES.assign(step_ms=[12.0, 15.0, 21.0], low_ms=[11.0, 14.0, 19.0], high_ms=[13.0, 16.0, 23.0])
@@ -113,15 +156,13 @@ def test_scheduling_is_named_or_said_to_be_unknown() -> None:
 
 
 def test_the_reason_is_tokens_against_cost() -> None:
-    """On maths a step yields 1.1 tokens at 0.88x, so it costs 1.25 plain ones; on extraction 3 at 2x, so 1.5."""
-    table = pd.DataFrame(
-        {
-            "category": ["maths", "extraction"],
-            "tokens_per_step": [1.1, 3.0],
-            "predicted": [0.9, 2.1],
-            "measured": [0.88, 2.0],
-        }
-    )
+    """On maths a step yields 1.1 tokens at 0.88x, so it costs 1.25 plain ones; on extraction 3 at 2x, so 1.5.
+
+    The medians over prompts are others: tokens a step pools all tokens, and so does the ratio it is set against.
+    """
+    maths = {"category": "maths", "prompts": 9, "tokens_per_step": 1.1, "measured": 1.4, "measured_total": 0.88}
+    copies = {"category": "extraction", "prompts": 9, "tokens_per_step": 3.0, "measured": 9.0, "measured_total": 2}
+    table = beside_of({}, maths | {"predicted_total": 0.9}, copies | {"predicted_total": 2.1})
     text = prediction.reasons(table, 1.2)
     assert (
         "n-gram is 12% slower on maths because a step there yields 1.10 tokens and costs 1.25 plain ones" in text
@@ -131,6 +172,62 @@ def test_the_reason_is_tokens_against_cost() -> None:
     told = prediction.reasons(table.assign(measured=np.nan), 1.0)
     assert "n-gram should be 10% slower on maths" in told
     assert "scheduling" not in told
+
+
+@pytest.mark.parametrize(
+    ("total", "says"),
+    [
+        (2.73, "steps of 0.58 plain ones, and none is cheaper than a plain one. The machine was busier"),
+        (1.62, "costs about one plain one (0.98; what is below 1 is noise)"),
+        (1.58, "costs 1.00 plain ones"),
+    ],
+)
+def test_a_step_cheaper_than_a_plain_one_is_not_explained(total: float, says: str) -> None:
+    """1.58 tokens a step at 2.73x would be steps of 0.58: no draft makes a step cheaper."""
+    line = {"category": "dialogue", "prompts": 2, "tokens_per_step": 1.58, "measured": 2.73}
+    text = prediction.reasons(beside_of({}, line | {"measured_total": total}), 1.0)
+    assert says in text
+    assert "on dialogue (from two prompts)" in text
+    assert ("because" in text) == (total < 2)
+
+
+@pytest.mark.parametrize("total", [1.0, 1.3])
+def test_tokens_a_step_over_the_told_ratio_is_the_told_cost(total: float) -> None:
+    """Of whole benchmark rows: every reason's three numbers fit each other, whatever single prompts did."""
+    copied, fresh = list(range(1, 21)), list(range(100, 110))
+    rows = pd.concat(
+        [rows_of("a", copied, copied, "1"), rows_of("a", [50], fresh, "2"), rows_of("b", copied, copied, "1")]
+    )
+    by = pd.concat([measured_of(name, speedup=7.7, total_ratio=total) for name in "ab"])
+    table = prediction.beside(rows, TIMES, measured_of(speedup=7.7, total_ratio=total), by, **LOOKUP)
+    text = prediction.reasons(table, 1.0)
+    told = re.findall(r"yields ([\d.]+) tokens and costs ([\d.]+) plain", text)
+    assert len(told) == 2
+    for tokens, cost in told:
+        assert float(tokens) / float(cost) == pytest.approx(total, rel=0.01)
+
+
+def test_a_table_that_is_shown_has_no_nan_and_no_empty_column() -> None:
+    """Also where an empty frame was put below it, which makes its numbers objects."""
+    table = pd.concat([pd.DataFrame({"a": [1.23456, 2.0], "b": [np.nan, 3.456], "c": np.nan}), TIMES[:0]])
+    found = prediction.shown(table)
+    assert list(found) == ["a", "b"]
+    assert found.to_numpy().tolist() == [[1.23, ""], [2.0, 3.46]]
+    objects = prediction.shown(pd.DataFrame({"a": [1.23456]}, dtype=object))
+    assert objects.to_numpy().tolist() == [[1.23]]
+
+
+def test_missing_and_disordered_step_times_are_said() -> None:
+    told = "t(3) could not be timed** (tokens came in bunches): the nearest ones stand in"
+    assert told in prediction.doubts(TIMES, 4)
+    whole = pd.DataFrame({"n": [1, 2, 3, 4], "step_ms": [10.0, 11.0, 12.0, 13.0]})
+    told = "t(5), t(6) could not be timed** (tokens came in bunches): t(4) stands in"
+    assert told in prediction.doubts(whole, 6)
+    whole = pd.DataFrame({"n": [1, 2, 3], "step_ms": [10.0, 14.0, 13.5]})
+    assert not prediction.doubts(whole, 3)
+    busy = prediction.doubts(whole.assign(step_ms=[10.0, 14.0, 10.5]), 3)
+    assert "t(2) is 14.0 ms, t(3) 10.5 ms. The machine was not quiet" in busy
+    assert not prediction.doubts(TIMES[:0], 3)
 
 
 def test_what_each_change_costs() -> None:
@@ -157,24 +254,24 @@ def test_dear_steps_and_wrong_acceptance_are_told_apart() -> None:
     """A copied prompt: 19 tokens in 5 drafting steps of 4 tokens. Steps of 16 ms predict 2.375x; the server's
     own take 38 ms, and 19 x 10 / (5 x 38) = 1.0 was measured: the steps were dear, the acceptance right."""
     copied = list(range(1, 21))
-    measured = pd.DataFrame(
-        {"category": ["copy"], "speedup": [1.0], "speedup_low": [0.95], "speedup_high": [1.05]}
-    )
+    values = {"speedup": 1.0, "speedup_low": 0.95, "speedup_high": 1.05, "total_ratio": 1.0}
     own = pd.DataFrame(
         {"n": [4.0], "step_ms": [38.0], "low_ms": [38.0], "high_ms": [38.0], "tokens_are": ["drafted"]}
     )
-    rows = rows_of("copy", copied, copied)
-    table = prediction.by_category(rows, TIMES, measured, k=3, lookup_max=2, lookup_min=1, own=own)
-    assert table.loc[0, "predicted"] == pytest.approx(19 * 10 / (5 * 16), rel=0.02)
-    assert not table.loc[0, "right"]
-    assert table.loc[0, "explained"] == pytest.approx(1.0)
-    assert table.loc[0, "explained_right"]
-    assert "is right in 1 of 1: what lies between is the cost of a step" in prediction.sentence(table)
+    rows, measured = rows_of("copy", copied, copied), measured_of("copy", **values)
+    table = prediction.beside(rows, TIMES, measured, measured, **LOOKUP, own=own)
+    line = table.iloc[1]
+    assert line["predicted"] == pytest.approx(19 * 10 / (5 * 16), rel=0.02)
+    assert not line["right"]
+    assert line["explained"] == pytest.approx(1.0)
+    assert line["explained_right"]
+    text = prediction.sentence(table)
+    assert "not within 10% or inside the interval" in text
+    assert "is right in 2 of the 2 that were missed: there the cost of a step was misjudged" in text
 
 
 def test_a_server_without_token_ids_has_no_prediction_and_no_nan_in_it() -> None:
-    table = pd.DataFrame([dict.fromkeys(prediction.COLUMNS) | {"category": "a", "predicted": np.nan}])
-    assert prediction.sentence(table).startswith("Nothing can be predicted")
+    assert prediction.sentence(beside_of({"category": "a"}, {})).startswith("Nothing can be predicted")
 
 
 ROWS = pd.DataFrame(
@@ -190,7 +287,7 @@ ROWS = pd.DataFrame(
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Settings of a run whose engine was started here, on two CPU cores."""
-    monkeypatch.setattr("labkit.prediction.launch.on_cpu", lambda: True)
+    monkeypatch.setattr("labkit.engine.launch.on_cpu", lambda: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
     return SimpleNamespace(server="")
 
@@ -221,8 +318,8 @@ def test_it_is_silent_where_cores_are_many_or_not_the_engines(
     times = TIMES.assign(streams=1)
     assert not prediction.care(two_cores, times[:0], ROWS)
     assert not prediction.care(SimpleNamespace(server="http://gpu:8000"), times, ROWS)
-    monkeypatch.setattr("labkit.prediction.launch.on_cpu", lambda: False)
+    monkeypatch.setattr("labkit.engine.launch.on_cpu", lambda: False)
     assert not prediction.care(two_cores, times, ROWS)
-    monkeypatch.setattr("labkit.prediction.launch.on_cpu", lambda: True)
+    monkeypatch.setattr("labkit.engine.launch.on_cpu", lambda: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(64)))
     assert not prediction.care(two_cores, times, ROWS)

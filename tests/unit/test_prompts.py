@@ -115,6 +115,22 @@ def test_a_category_a_file_and_a_folder(tmp_path: Path) -> None:
     assert bench.prompts(str(tmp_path))["prompt_id"].tolist() == ["a-1"]
 
 
+def test_what_was_sent_of_what_there_is(tmp_path: Path) -> None:
+    """Two of support and three of sql: two of each leave one sql prompt out, 0 none."""
+    names = ["support-1", "support-2", "sql-1", "sql-2", "sql-3"]
+    texts = ["My order is late", "I cannot log in", "All customers", "Sales by month", "Drop a column"]
+    messages = [[{"role": "user", "content": text}] for text in texts]
+    rows = [{"id": i, "category": i[:-2], "messages": m} for i, m in zip(names, messages, strict=True)]
+    file = tmp_path / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    two = bench.selection(file, bench.prompts(file, 2))
+    assert two.startswith("**4 of 5 prompts** are sent (support 2 of 2, sql 2 of 3)")
+    assert bench.selection(file, bench.prompts(file, 0)) == "All 5 prompts are sent."
+    assert len(bench.prompts(file, 0)) == 5
+    only = bench.prompts(file)
+    assert "support 0 of 2, sql 3 of 3" in bench.selection(file, only[only["category"] == "sql"])
+
+
 BAD = {
     "": r"own.jsonl holds no prompts",
     "\n \n": r"own.jsonl holds no prompts",

@@ -93,6 +93,27 @@ def test_given_value_beats_the_scale():
     assert NgramBaseline.of({"scale": "smoke", "max_tokens": 77}).max_tokens == 77
 
 
+@pytest.mark.parametrize("cls", [NgramBaseline, Evaluation])
+def test_all_prompts_of_a_file_of_ones_own_are_taken(cls, tmp_path, monkeypatch):
+    """0 stands for all of them then; the scale chooses among the lab's own, a number that was given stays."""
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own.jsonl"
+    own.touch()
+    (tmp_path / "maths").mkdir()  # a folder of one's own goes before a category, as for bench.prompts
+
+    def per_category(**values):
+        return cls.of(values).prompts_per_category
+
+    for prompts in (str(own), "own.jsonl", "maths"):
+        assert [per_category(prompts=prompts, scale=scale) for scale in settings.SCALES] == [1, 0, 0]
+        assert per_category(prompts=prompts, prompts_per_category="0") == 0  # as text, from a command line
+        assert per_category(prompts=prompts, prompts_per_category=2, scale="full") == 2
+    for prompts in ("benchmark", "story"):
+        assert [per_category(prompts=prompts, scale=scale) for scale in settings.SCALES] == [1, 2, 10]
+    with pytest.raises(BadParameter, match="prompts_per_category"):
+        per_category(prompts=str(own), prompts_per_category=-1)
+
+
 def test_unknown_parameter_that_papermill_injected_is_refused():
     namespace = {
         "target": "smollm2",
