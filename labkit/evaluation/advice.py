@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from labkit import agreement, bench
+from labkit.bench.statistics import FEWEST
 from labkit.costmodel.verdict import GO, NO_GO, UNCLEAR
 from labkit.evaluation.measuring import Measured
 from labkit.evaluation.tables import NOT_MEASURED, told, word
@@ -63,7 +64,7 @@ def advice(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str
     if not row or pd.isna(row["speedup"]):
         return "**Next:** measure the head: `-p variant_server=...`, or give no server, then the lab starts them."
     verdict = word(row)
-    said = {GO: go, UNCLEAR: unclear, NO_GO: no_go}.get(verdict, one_prompt)(row, measured, settings)
+    said = {GO: go, UNCLEAR: unclear, NO_GO: no_go}.get(verdict, too_few)(row, measured, settings)
     said = f"**Next** ({verdict} at k={row['k']:.0f}, {settings.concurrency} in flight): {said}"
     if over_ngram(row) == NOT_MEASURED:
         said += f" Whether it beats n-gram is **not measured**: {no_ngram(settings)}. Notebook 02 measures that."
@@ -104,10 +105,11 @@ def no_go(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
     return f"serve without speculation at that many streams, or try {BETTER_HEAD}."
 
 
-def one_prompt(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
+def too_few(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
     """A speedup without an interval."""
+    wanted = max(FEWEST, a_category(measured) + 1)
     return (
-        f"`-p prompts_per_category={a_category(measured) + 1}`, or more in your file: one prompt has no interval."
+        f"`-p prompts_per_category={wanted}`, or more in your file: fewer than {FEWEST} prompts have no interval."
     )
 
 

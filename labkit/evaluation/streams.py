@@ -40,7 +40,7 @@ def crossover_sentence(table: pd.DataFrame, k: int) -> str:
     """`crossover` in words."""
     known = with_interval(table, k)
     if known.empty:
-        return "No speedup has an interval, which takes two prompts, so nothing can be said of streams."
+        return "No speedup has an interval, which takes three prompts, so nothing can be said of streams."
     found, most = crossover(table, k), int(known["streams"].max())
     if not several(known):
         load = f"{most} request" + ("s" if most > 1 else "")

@@ -18,7 +18,7 @@ from labkit.evaluation.predicting import Predictor
 from labkit.evaluation.rig import MARKS
 
 ENDS = ("", "_low", "_high")
-NOT_MEASURED, ONE_PROMPT = "not measured", "one prompt"
+NOT_MEASURED, TOO_FEW = "not measured", "too few prompts"
 MISSING = "–"
 FORMS = {"acceptance_length": ".2f", "tok_s": ".1f", "throughput_tok_s": ".1f"}
 FORMS |= {"step_ms_predicted": ".1f", "step_ms_measured": ".1f"}
@@ -50,7 +50,7 @@ def points(measured: Measured, predictor: Predictor, seed: int) -> pd.DataFrame:
 
 
 def by_category(measured: Measured, predictor: Predictor, seed: int) -> pd.DataFrame:
-    """`points` of each category of prompts, with a column `category`; no interval below two prompts."""
+    """`points` of each category of prompts, with a column `category`; no interval below three prompts."""
     rows, found = measured.sweep, []
     for point, mine, others in each_point(rows):
         for category, part in mine.groupby("category", sort=False):
@@ -127,10 +127,10 @@ def ratio(mine: pd.DataFrame, others: pd.DataFrame, base: str, name: str, seed: 
 
 
 def word(row: Mapping[str, Any]) -> str:
-    """Go, no-go or unclear of a row's speedup interval; one prompt where it has a speedup and no interval."""
+    """Go, no-go or unclear of a row's speedup interval; too few prompts where it has a speedup and no interval."""
     low, high = row["speedup_low"], row["speedup_high"]
     if pd.isna(low) or pd.isna(high):
-        return NOT_MEASURED if pd.isna(row["speedup"]) else ONE_PROMPT
+        return NOT_MEASURED if pd.isna(row["speedup"]) else TOO_FEW
     return GO if low > 1 else NO_GO if high < 1 else UNCLEAR
 
 

@@ -22,7 +22,7 @@ from labkit.settings import Evaluation
 def verdict(table: pd.DataFrame, prompts_set: str = "benchmark", variant: str = EAGLE3) -> str:
     """go when the whole interval of the speedup lies above 1, no-go when it lies below, else unclear.
 
-    Without an interval: one prompt, or not measured.
+    Without an interval: too few prompts, or not measured.
     """
     chosen = table[(table["variant"] == variant) & (table["prompts_set"] == prompts_set)]
     return NOT_MEASURED if chosen.empty else word(chosen.iloc[0])

@@ -92,9 +92,9 @@ def test_every_marker_stands_at_its_own_number_of_streams_on_an_axis_of_just_tho
     plt.close("all")
 
 
-def test_one_prompt_is_not_called_unmeasured():
+def test_a_measured_speedup_without_an_interval_is_not_called_unmeasured():
     nothing = math.nan
-    assert word(point(interval=(nothing, 4.4, nothing))) == "one prompt"
+    assert word(point(interval=(nothing, 4.4, nothing))) == "too few prompts"
     assert word(point(interval=(nothing,) * 3)) == "not measured"
 
 
@@ -133,7 +133,7 @@ def test_more_prompts_are_as_many_as_bring_the_interval_off_one():
         (
             point(interval=(math.nan, 2.0, math.nan)),
             {},
-            "`-p prompts_per_category=3`, or more in your file: one prompt",
+            "`-p prompts_per_category=3`, or more in your file: fewer than 3",
             "serve the",
         ),
         ({}, ATTACHED, "`-p variant_server=...`", "n-gram"),
@@ -165,7 +165,7 @@ def test_outputs_that_differ_come_before_all_else():
             ATTACHED,
             ["no", "no", "no", "**yes: no-go**", f"not measured: {advice.ATTACHED}"],
         ),
-        (point(interval=(math.nan, 2.0, math.nan), over=GO), {}, ["no", *["one prompt"] * 3, "no"]),
+        (point(interval=(math.nan, 2.0, math.nan), over=GO), {}, ["no", *["too few prompts"] * 3, "no"]),
         ({}, ATTACHED, ["no", *["not measured"] * 3, f"not measured: {advice.ATTACHED}"]),
     ],
 )
@@ -192,7 +192,7 @@ def test_tables_show_what_matters_in_few_columns():
     several = evaluation.shown(pd.DataFrame([point(4), point(1) | {"temperature": 0.7}]))
     assert {"tok/s of all", "temperature"} <= set(several)
     alone = evaluation.shown(pd.DataFrame([point(interval=(math.nan, 4.4, math.nan))]))
-    assert alone.loc[0, ["speedup", "verdict"]].tolist() == ["4.40×", "one prompt"]
+    assert alone.loc[0, ["speedup", "verdict"]].tolist() == ["4.40×", "too few prompts"]
     assert "predicted" not in alone
 
 
