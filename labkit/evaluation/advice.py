@@ -108,9 +108,7 @@ def no_go(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
 def too_few(row: dict[str, Any], measured: Measured, settings: Evaluation) -> str:
     """A speedup without an interval."""
     wanted = max(FEWEST, a_category(measured) + 1)
-    return (
-        f"`-p prompts_per_category={wanted}`, or more in your file: fewer than {FEWEST} prompts have no interval."
-    )
+    return f"`-p prompts_per_category={wanted}`, or more in your file: below {FEWEST} there is no interval."
 
 
 def factor_needed(row: dict[str, Any]) -> float:

@@ -133,7 +133,7 @@ def test_more_prompts_are_as_many_as_bring_the_interval_off_one():
         (
             point(interval=(math.nan, 2.0, math.nan)),
             {},
-            "`-p prompts_per_category=3`, or more in your file: fewer than 3",
+            "`-p prompts_per_category=3`, or more in your file: below 3",
             "serve the",
         ),
         ({}, ATTACHED, "`-p variant_server=...`", "n-gram"),
