@@ -36,7 +36,7 @@ class Lab:
     def kill_when(self, ready: Callable[[], bool], victim: str, *words: str) -> None:
         """Start labkit, kill -9 `victim` ("labkit", "kernel" or "server") once `ready`, and see nothing left."""
         process = self.start(*words)
-        deadline = time.monotonic() + 900  # beside other programs an engine's start takes minutes
+        deadline = time.monotonic() + 600  # beside other programs an engine's start takes minutes
         while not ready():
             assert process.poll() is None, (self.outputs / "labkit.log").read_text()[-4000:]
             assert time.monotonic() < deadline, "never came so far"
