@@ -100,22 +100,17 @@ def measure_variant(
     name = name or variant
     also = list(also)
     fits = rows_digest(settings, variant, prompts, url, options, name=name, also=also)
-    temperature = getattr(settings, "temperature", 0.0)
+    how = asked_as(settings)
 
     def measured() -> pd.DataFrame:
         if not url:
-            engine.sampling.refuse(variant, temperature)
+            engine.sampling.refuse(variant, how["temperature"])
         attached.refuse_wrong(settings, variant)
         with server_for(settings, variant, url, server, options) as running:
             return run(
                 running,
                 prompts,
-                model=settings.model or None,
-                max_tokens=settings.max_tokens,
-                repeats=settings.repeats,
-                concurrency=settings.concurrency,
-                temperature=temperature,
-                seed=settings.seed,
+                **how,
                 variant=name,
                 cooldown_s=getattr(settings, "cooldown_s", 0.0),
                 journal=journal_of(settings.folder, name, fits).path,
@@ -160,12 +155,7 @@ def measure_by_turns(settings: Any, variant: str, prompts: pd.DataFrame, **optio
         {name: engine.attach(url, settings.model or None) for name, (url, _) in given.items()},
         prompts,
         {name: journal.path for name, journal in journals.items()},
-        max_tokens=settings.max_tokens,
-        repeats=settings.repeats,
-        concurrency=settings.concurrency,
-        temperature=settings.temperature,
-        seed=settings.seed,
-        model=settings.model or None,
+        **asked_as(settings),
     )
     for name, side in sides.items():
         measure(settings.folder, name, fits[name], lambda side=side: side.checked(as_prompts(prompts)))
@@ -181,6 +171,13 @@ def server_for(
     if url:
         return contextlib.nullcontext(engine.attach(url, settings.model or None))
     return engine.serve(targets.resolve(settings.target), variant, **served_as(settings), **options)
+
+
+def asked_as(settings: Any) -> dict[str, Any]:
+    """How a notebook's settings say that prompts are sent, for bench.run and bench.run_together."""
+    names = ("max_tokens", "repeats", "concurrency", "seed")
+    told = {name: getattr(settings, name) for name in names} | {"model": settings.model or None}
+    return told | {"temperature": getattr(settings, "temperature", 0.0)}
 
 
 def served_as(settings: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from labkit import acceptance, bench, engine, files, targets
 from labkit.acceptance import Acceptance
 from labkit.bench import attached
 from labkit.bench.conditions import attached_digest
-from labkit.bench.measure import journal_of, served_as
+from labkit.bench.measure import asked_as, journal_of, served_as
 from labkit.bench.rows import frame, typed
 from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM, Candidate, label_of
 from labkit.settings import Evaluation
@@ -115,12 +115,7 @@ class Rig:
             self.started(labels),
             prompts,
             {label: journal.path for label, journal in journals.items()},
-            max_tokens=at.max_tokens,
-            repeats=at.repeats,
-            concurrency=at.concurrency,
-            temperature=at.temperature,
-            seed=at.seed,
-            model=at.model or None,
+            **asked_as(at),
         )
         found, chosen = {}, bench.as_prompts(prompts)
         for label, side in sides.items():
