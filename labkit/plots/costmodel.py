@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from labkit.plots.arms import arms
 from labkit.plots.experts import plot_verify
 from labkit.plots.serving import COLOURS
 
@@ -70,7 +71,7 @@ def plot_regimes(df: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         df.groupby("kind", sort=False), (COLOURS[0], COLOURS[5]), "os", strict=False
     ):
         group = group.sort_values("n")
-        apart = [group["measured_ms"] - group["low_ms"], group["high_ms"] - group["measured_ms"]]
+        apart = arms(group["measured_ms"], group["low_ms"], group["high_ms"])
         ax.errorbar(
             group["n"], group["measured_ms"], yerr=apart, fmt=mark, color=colour, ms=4, label=f"{kind}: measured"
         )

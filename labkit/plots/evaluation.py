@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 
+from labkit.plots.arms import arms
 from labkit.plots.serving import COLOURS
 
 
@@ -96,7 +97,7 @@ def plot_by_category(categories: pd.DataFrame, *, ax: Axes | None = None) -> Axe
         rows = group.set_index("category").reindex(names)
         at = [i + (number - (len(variants) - 1) / 2) * width for i in range(len(names))]
         ax.bar(at, rows["speedup"], width, color=COLOURS[number % len(COLOURS)], label=f"{variant}, k={k}")
-        spread = [rows["speedup"] - rows["speedup_low"], rows["speedup_high"] - rows["speedup"]]
+        spread = arms(rows["speedup"], rows["speedup_low"], rows["speedup_high"])
         ax.errorbar(at, rows["speedup"], yerr=spread, fmt="none", color="black", capsize=3, linewidth=1)
     ax.axhline(1.0, color="grey", linestyle="--", linewidth=1)
     ax.set_xticks(range(len(names)), names, rotation=30, ha="right")
@@ -148,6 +149,6 @@ def intervals(
     if known.empty:
         return
     middle = known[name].astype(float)
-    apart = [(middle - known[f"{name}_low"]).fillna(0), (known[f"{name}_high"] - middle).fillna(0)]
+    apart = arms(middle, known[f"{name}_low"], known[f"{name}_high"])
     plain = {"color": colour, "marker": marker, "linestyle": "none", "capsize": 3, "label": label}
     ax.errorbar(known[x].astype(float) + shift, middle, yerr=apart, **plain | style)

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from labkit.plots.arms import arms
 from labkit.plots.serving import COLOURS
 
 
@@ -51,7 +52,7 @@ def plot_layers(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) ->
 def plot_categories(df: pd.DataFrame, *, model: str = "", ax: Axes | None = None) -> Axes:
     """Unique experts by kind of text with their interval; `df` is experts.unique_by_category of one window."""
     ax = ax or plt.subplots(figsize=(7, 0.8 + 0.45 * len(df)))[1]
-    apart = [df["unique_mean"] - df["low"], df["high"] - df["unique_mean"]]
+    apart = arms(df["unique_mean"], df["low"], df["high"])
     ax.errorbar(
         df["unique_mean"], df["category"], xerr=apart, fmt="o", color=COLOURS[0], capsize=3, label="measured"
     )

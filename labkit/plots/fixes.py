@@ -6,6 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 
+from labkit.plots.arms import arms
+
 PREDICTED, MEASURED = "#56B4E9", "#D55E00"
 
 
@@ -19,7 +21,7 @@ def plot_fixes(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.plot([], [], color=PREDICTED, linewidth=8, label="predicted")
     done = rows.dropna(subset=["measured_speedup"])
     middle = done["measured_speedup"]
-    apart = [(middle - done["measured_low"]).fillna(0), (done["measured_high"] - middle).fillna(0)]
+    apart = arms(middle, done["measured_low"], done["measured_high"])
     ax.errorbar(middle, done.index, xerr=apart, fmt="o", color=MEASURED, capsize=3, label="measured [95%]")
     ax.axvline(1.0, color="#888888", linewidth=1)
     ax.set_yticks(rows.index, rows["fix"])

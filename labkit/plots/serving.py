@@ -8,6 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from labkit.plots.arms import arms
+
 # Okabe and Ito's palette: tellable apart with every kind of colour vision.
 ASIDE = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}  # a legend that covers nothing
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
@@ -116,7 +118,7 @@ def plot_prediction(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     sides = [("predicted", COLOURS[0], -0.12), ("measured", COLOURS[5], 0.12)]
     for name, colour, shift in sides if beside else [("predicted", COLOURS[0], 0.0)]:
         middle = table[name].astype(float)
-        apart = [(middle - table[f"{name}_low"]).fillna(0), (table[f"{name}_high"] - middle).fillna(0)]
+        apart = arms(middle, table[f"{name}_low"], table[f"{name}_high"])
         ax.errorbar(middle, at + shift, xerr=apart, fmt="o", color=colour, capsize=3, label=name)
     ax.axvline(1.0, color="#888888", linewidth=1)
     ax.set_yticks(at, table["category"])

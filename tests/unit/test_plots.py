@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgb
 
 from labkit import prediction
 from labkit.plots import serving
+from labkit.plots.arms import arms
 from labkit.plots.profile import RANKS, STYLE
 from labkit.plots.serving import COLOURS
 
@@ -119,3 +120,10 @@ def test_without_an_interval_there_is_no_band(axes):
     for bars in axes.containers:
         for line in bars.lines[2]:
             assert all(np.ptp(segment[:, 0]) == 0 for segment in line.get_segments()), "a point, no bar"
+
+
+def test_an_interval_of_equal_values_has_arms_of_no_length():
+    """The ends of a bootstrap over equal values can lie a last bit on the wrong side; matplotlib raises there."""
+    middle = pd.Series([1.8, 1.8, 2.0, 1.0])
+    low, high = pd.Series([1.8 + 4e-16, 1.8, 1.5, np.nan]), pd.Series([1.8, 1.8 - 4e-16, 2.5, np.nan])
+    assert [arm.tolist() for arm in arms(middle, low, high)] == [[0, 0, 0.5, 0], [0, 0, 0.5, 0]]
