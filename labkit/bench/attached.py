@@ -9,6 +9,7 @@ import pandas as pd
 
 from labkit import acceptance, engine
 from labkit.engine import urls
+from labkit.engine.server import entry_at
 from labkit.errors import LabError
 
 ROWS = {"server": ("baseline-", "step-times"), "variant_server": ("ngram-", "eagle3-")}
@@ -28,7 +29,7 @@ def require_answers(settings: Any) -> None:
     for name in ("server", "variant_server"):
         url = getattr(settings, name, "")
         try:
-            if not url or (rows_of(settings, name) and not engine.entries_at(urls.base_url(url))):
+            if not url or (rows_of(settings, name) and not entry_at(urls.base_url(url))):
                 continue
             engine.attach(url, getattr(settings, "model", "") or None)
         except (engine.ServerUnreachable, urls.BadUrl) as error:
@@ -107,8 +108,7 @@ def warn_of_two_models(settings: Any) -> None:
     """Warn where the two servers' models have neither name nor directory in common."""
     told = []
     for url in (settings.server, settings.variant_server):
-        entries = engine.entries_at(urls.base_url(url)) if url else {}
-        entry = entries.get(settings.model) or next(iter(entries.values()), {})
+        entry = entry_at(urls.base_url(url), settings.model) if url else {}
         told.append({str(value) for value in (entry.get("id"), entry.get("root")) if value})
     if all(told) and not told[0] & told[1]:
         names = [" or ".join(sorted(each)) for each in told]

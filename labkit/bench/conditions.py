@@ -13,7 +13,7 @@ import httpx
 import pandas as pd
 
 from labkit import files
-from labkit.engine.server import entries_at
+from labkit.engine.server import entry_at
 from labkit.engine.urls import base_url, get, root_url
 from labkit.settings import Settings
 
@@ -45,9 +45,8 @@ def weights_of(target: str) -> Any:
 def identity(url: str, model: str = "") -> dict[str, Any]:
     """What an attached server tells of itself: the model's entry and the engine's version; empty if it is away."""
     base = base_url(url)
-    entries = entries_at(base)
-    entry = entries.get(model) if model else next(iter(entries.values()), None)
-    if entry is None:
+    entry = entry_at(base, model)
+    if not entry:
         return {}
     known = {name: entry.get(name) for name in ("id", "root", "max_model_len", "owned_by")}
     return known | {"version": version_at(root_url(base))}

@@ -14,7 +14,6 @@ from labkit.engine.server import (
     Server,
     ServerUnreachable,
     attach,
-    entries_at,
     on_demand,
     serve,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "base_url",
     "changes",
     "diff",
-    "entries_at",
     "on_demand",
     "plan",
     "restore",

@@ -104,6 +104,12 @@ def entries_at(url: str) -> dict[str, dict[str, Any]]:
         return {}
 
 
+def entry_at(url: str, model: str = "") -> dict[str, Any]:
+    """What a server lists of a model, or of its first one; empty where it has none, or does not answer."""
+    entries = entries_at(url)
+    return entries.get(model, {}) if model else next(iter(entries.values()), {})
+
+
 def models_at(url: str) -> list[str]:
     """The model names that a server lists; empty where nothing answers."""
     return list(entries_at(url))

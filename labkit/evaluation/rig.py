@@ -17,7 +17,7 @@ from labkit import acceptance, bench, engine, files, targets
 from labkit.acceptance import Acceptance
 from labkit.bench import attached
 from labkit.bench.conditions import attached_digest
-from labkit.bench.measure import asked_as, journal_of, served_as
+from labkit.bench.measure import asked_as, journal_of, on_disk, served_as
 from labkit.bench.rows import frame, typed
 from labkit.evaluation.candidates import BASELINE, EAGLE3, NGRAM, Candidate, label_of
 from labkit.settings import Evaluation
@@ -83,7 +83,7 @@ class Rig:
         if prompts.empty:
             return
         digests = {label: self.digest(self.candidates[label], prompts, at) for label in labels}
-        kept = {label: self.on_disk(label, digests[label]) for label in labels}
+        kept = {label: on_disk(label, digests[label], (self.settings.folder, *self.also)) for label in labels}
         missing = [n for n in labels if kept[n] is None and self.candidates[n].measurable]
         kept |= self.measured(missing, prompts, at, digests) if missing else {}
         for label, rows in kept.items():
@@ -95,12 +95,6 @@ class Rig:
         if not each.url:
             return found
         return attached_digest([at.folder, *self.also], each.label, found, each.url, at.model)
-
-    def on_disk(self, label: str, digest: str) -> pd.DataFrame | None:
-        """The rows that fit, from this stage's folder or another's; None without, or when all is to be redone."""
-        places = () if os.environ.get("LABKIT_FORCE") else (self.settings.folder, *self.also)
-        paths = [place / "measured" / f"{label}-{digest}.parquet" for place in places]
-        return next((files.read_parquet(path) for path in paths if path.exists()), None)
 
     def measured(
         self, labels: Sequence[str], prompts: pd.DataFrame, at: Any, digests: dict[str, str]

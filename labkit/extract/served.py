@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from labkit import conversations, files
 from labkit.engine import bounds, urls
-from labkit.engine.server import entries_at
+from labkit.engine.server import entry_at
 from labkit.errors import LabError
 from labkit.extract import record
 
@@ -86,7 +86,7 @@ class Source:
 
     def context(self) -> float:
         """The server's max_model_len; infinite where it does not say (another engine than vLLM)."""
-        entry = entries_at(self.server.base_url).get(self.server.model, {})
+        entry = entry_at(self.server.base_url, self.server.model)
         with contextlib.suppress(ValueError, TypeError):
             return float(entry.get("max_model_len", math.inf))
         return math.inf

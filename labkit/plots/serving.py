@@ -10,8 +10,8 @@ from matplotlib.patches import Rectangle
 
 from labkit.plots.arms import arms
 
-# Okabe and Ito's palette: tellable apart with every kind of colour vision.
 ASIDE = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "frameon": False}  # a legend that covers nothing
+# Okabe and Ito's palette: tellable apart with every kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 
 
